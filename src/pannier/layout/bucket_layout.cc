@@ -1,0 +1,79 @@
+#include "pannier/layout/bucket_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+
+namespace pannier {
+
+void BucketOptions::validate() const {
+  if (bucket_numel < 1) {
+    throw ConfigError(fmt::format("bucket_numel must be positive, got {}", bucket_numel));
+  }
+}
+
+BucketLayout::BucketLayout(std::span<const std::int64_t> numels, const BucketOptions& options) {
+  options.validate();
+  bucket_of_.resize(numels.size());
+  segment_index_.resize(numels.size());
+  for (auto i = static_cast<std::int64_t>(numels.size()) - 1; i >= 0; --i) {
+    const auto index = static_cast<std::size_t>(i);
+    const std::int64_t numel = numels[index];
+    PANNIER_CHECK(numel >= 0, fmt::format("parameter {} has {} elements", i, numel));
+    const bool fits = !buckets_.empty() && buckets_.back().numel + numel <= options.bucket_numel;
+    if (!fits) {
+      buckets_.emplace_back();
+    }
+    Bucket& bucket = buckets_.back();
+    bucket_of_[index] = num_buckets() - 1;
+    segment_index_[index] = bucket.segments.size();
+    bucket.segments.push_back({.parameter = static_cast<int>(i), .offset = bucket.numel, .numel = numel});
+    bucket.numel += round_up(numel, kSegmentAlignment);
+  }
+}
+
+const Segment& BucketLayout::segment_of(int parameter) const {
+  const auto& bucket = buckets_.at(static_cast<std::size_t>(bucket_of(parameter)));
+  return bucket.segments.at(segment_index_.at(static_cast<std::size_t>(parameter)));
+}
+
+std::int64_t BucketLayout::numel() const noexcept {
+  std::int64_t sum = 0;
+  for (const auto& bucket : buckets_) {
+    sum += bucket.numel;
+  }
+  return sum;
+}
+
+Shard shard_of(const Bucket& bucket, int rank, int world_size) {
+  PANNIER_CHECK(0 <= rank && rank < world_size, fmt::format("rank {} of {}", rank, world_size));
+  std::int64_t num_blocks = 0;
+  for (const auto& segment : bucket.segments) {
+    num_blocks += (segment.numel + kBlockNumel - 1) / kBlockNumel;
+  }
+  const std::int64_t first = num_blocks * rank / world_size;
+  const std::int64_t last = num_blocks * (rank + 1) / world_size;
+  Shard shard;
+  std::int64_t seen = 0;
+  for (const auto& segment : bucket.segments) {
+    const std::int64_t blocks = (segment.numel + kBlockNumel - 1) / kBlockNumel;
+    const std::int64_t from = std::clamp<std::int64_t>(first - seen, 0, blocks) * kBlockNumel;
+    const std::int64_t to = std::min(std::clamp<std::int64_t>(last - seen, 0, blocks) * kBlockNumel, segment.numel);
+    if (from < to) {
+      shard.pieces.push_back({segment.parameter, from, segment.offset + from, to - from});
+    }
+    seen += blocks;
+  }
+  if (!shard.pieces.empty()) {
+    shard.begin = shard.pieces.front().bucket_offset;
+    // Rounds the end up so that the next shard starts aligned; the bytes between are padding that nobody reads.
+    shard.end = std::min(round_up(shard.pieces.back().bucket_offset + shard.pieces.back().numel, kSegmentAlignment),
+                         bucket.numel);
+  }
+  return shard;
+}
+
+}  // namespace pannier

@@ -1,0 +1,98 @@
+#include "pannier/layout/bucket_layout.h"
+
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "pannier/base/error.h"
+
+namespace pannier {
+namespace {
+
+TEST(BucketLayout, KeepsBackwardOrderAndAlignment) {
+  const std::vector<std::int64_t> numels{10, 0, 5000, 1, 64};
+  const BucketLayout layout(numels, {.bucket_numel = 5100});
+  ASSERT_EQ(layout.num_buckets(), 2);
+  EXPECT_EQ(layout.buckets()[0].segments[0].parameter, 4);
+  EXPECT_EQ(layout.buckets()[0].segments[1].parameter, 3);
+  EXPECT_EQ(layout.buckets()[0].segments[1].offset, 64);
+  EXPECT_EQ(layout.buckets()[0].numel, 128);
+  EXPECT_EQ(layout.bucket_of(2), 1);
+  EXPECT_EQ(layout.segment_of(0).offset, 5056);
+  EXPECT_EQ(layout.segment_of(1).numel, 0);
+  EXPECT_EQ(layout.numel(), 128 + 5056 + 64);
+}
+
+TEST(BucketLayout, GivesAParameterLargerThanABucketItsOwn) {
+  const std::vector<std::int64_t> numels{100, 7, 100};
+  const BucketLayout layout(numels, {.bucket_numel = 1});
+  EXPECT_EQ(layout.num_buckets(), 3);
+}
+
+TEST(BucketLayout, AcceptsNoParameters) {
+  const BucketLayout layout({}, {});
+  EXPECT_EQ(layout.num_buckets(), 0);
+  EXPECT_EQ(layout.numel(), 0);
+}
+
+TEST(BucketLayout, RefusesABucketOfNothing) {
+  EXPECT_THROW(BucketLayout({}, {.bucket_numel = 0}), ConfigError);
+  const std::vector<std::int64_t> negative{-1};
+  EXPECT_THROW(BucketLayout(negative, {}), InternalError);
+}
+
+TEST(ShardLayout, CoversEveryElementOnce) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::int64_t> numels(random() % 6);
+    for (auto& numel : numels) {
+      numel = static_cast<std::int64_t>(random() % (random() % 2 == 0 ? 10 : 20000));
+    }
+    const BucketLayout layout(numels, {.bucket_numel = static_cast<std::int64_t>(1 + random() % 30000)});
+    const int world_size = static_cast<int>(1 + random() % 9);
+    std::vector<std::vector<int>> owners(numels.size());
+    for (std::size_t i = 0; i < numels.size(); ++i) {
+      owners[i].assign(static_cast<std::size_t>(numels[i]), 0);
+    }
+    for (const auto& bucket : layout.buckets()) {
+      std::int64_t end = 0;
+      for (int rank = 0; rank < world_size; ++rank) {
+        const Shard shard = shard_of(bucket, rank, world_size);
+        if (shard.pieces.empty()) {
+          EXPECT_EQ(shard.numel(), 0);
+          continue;
+        }
+        EXPECT_GE(shard.begin, end);
+        EXPECT_EQ(shard.begin % kSegmentAlignment, 0);
+        end = shard.end;
+        for (const auto& piece : shard.pieces) {
+          EXPECT_EQ(piece.parameter_offset % kBlockNumel, 0);
+          EXPECT_EQ(piece.bucket_offset, layout.segment_of(piece.parameter).offset + piece.parameter_offset);
+          EXPECT_GE(piece.bucket_offset, shard.begin);
+          EXPECT_LE(piece.bucket_offset + piece.numel, shard.end);
+          for (std::int64_t i = 0; i < piece.numel; ++i) {
+            ++owners[static_cast<std::size_t>(piece.parameter)][static_cast<std::size_t>(piece.parameter_offset + i)];
+          }
+        }
+      }
+      EXPECT_LE(end, bucket.numel);
+    }
+    for (const auto& owner : owners) {
+      EXPECT_THAT(owner, testing::Each(1));
+    }
+  }
+}
+
+TEST(ShardLayout, OneRankOwnsTheWholeBucket) {
+  const std::vector<std::int64_t> numels{5, 4097, 12};
+  const BucketLayout layout(numels, {});
+  const Shard shard = shard_of(layout.buckets()[0], 0, 1);
+  EXPECT_EQ(shard.begin, 0);
+  EXPECT_EQ(shard.end, layout.buckets()[0].numel);
+  EXPECT_EQ(shard.pieces.size(), 3U);
+}
+
+TEST(ShardLayout, RefusesARankOutsideTheWorld) { EXPECT_THROW((void)shard_of({}, 2, 2), InternalError); }
+
+}  // namespace
+}  // namespace pannier
