@@ -1,0 +1,38 @@
+#include <ATen/Parallel.h>
+
+#include "pannier/device/compute.h"
+#include "pannier/kernels/convert.h"
+
+namespace pannier {
+
+ParallelFor torch_parallel_for() {
+  return [](std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
+    at::parallel_for(0, count, grain, body);
+  };
+}
+
+void CpuCompute::update(kernels::Algorithm algorithm, kernels::StateFormat format, const std::vector<kernels::UpdateTask>& tasks) {
+  kernels::update_all(algorithm, format, tasks, torch_parallel_for());
+}
+
+kernels::GradientStats CpuCompute::gradient_stats(const void* grad, kernels::GradType type, std::int64_t numel) {
+  return kernels::gradient_stats(grad, type, numel, torch_parallel_for());
+}
+
+void CpuCompute::accumulate(float* sum, const void* grad, kernels::GradType type, std::int64_t numel, bool first) {
+  kernels::accumulate(sum, grad, type, numel, first, torch_parallel_for());
+}
+
+void CpuCompute::split_master(const float* master, std::uint16_t* hi, std::int16_t* lo, std::int64_t numel) {
+  kernels::split_master(master, hi, lo, numel, torch_parallel_for());
+}
+
+void CpuCompute::join_master(const std::uint16_t* hi, const std::int16_t* lo, float* master, std::int64_t numel) {
+  kernels::join_master(hi, lo, master, numel, torch_parallel_for());
+}
+
+void CpuCompute::to_fp16(const float* from, std::uint16_t* to, std::int64_t numel) {
+  kernels::to_fp16(from, to, numel, torch_parallel_for());
+}
+
+}  // namespace pannier

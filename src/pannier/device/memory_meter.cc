@@ -1,0 +1,156 @@
+#include "pannier/device/memory_meter.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+
+namespace pannier {
+namespace {
+
+thread_local Owner current_owner = Owner::kActivations;
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+/// Keeps what torch's own allocator gave, and how it was counted.
+struct MemoryMeter::Block {
+  c10::DataPtr inner;
+  MemoryMeter* meter;
+  std::size_t nbytes;
+  Owner owner;
+};
+
+const char* to_string(Owner owner) noexcept {
+  switch (owner) {
+    case Owner::kParameters:
+      return "parameters";
+    case Owner::kGradients:
+      return "gradients";
+    case Owner::kOptimizerStates:
+      return "optimizer states";
+    case Owner::kActivations:
+      break;
+  }
+  return "activations";
+}
+
+MemoryMeter& MemoryMeter::install() {
+  // Lives for ever, since tensors freed at exit still call it; so it is released from its owner on purpose.
+  static MemoryMeter& meter = *[] {
+    auto created = std::unique_ptr<MemoryMeter>(new MemoryMeter(*c10::GetAllocator(c10::DeviceType::CPU)));
+    c10::SetAllocator(c10::DeviceType::CPU, created.get(), /*priority=*/100);
+    return created.release();
+  }();
+  return meter;
+}
+
+c10::DataPtr MemoryMeter::allocate(std::size_t nbytes) {
+  const Owner owner = current_owner;
+  count(owner, nbytes);
+  try {
+    auto block = std::make_unique<Block>(Block{inner_.allocate(nbytes), this, nbytes, owner});
+    void* data = block->inner.get();
+    return {data, block.release(), &MemoryMeter::free_block, c10::Device(c10::DeviceType::CPU)};
+  } catch (...) {
+    uncount(owner, nbytes);
+    throw;
+  }
+}
+
+void MemoryMeter::copy_data(void* dest, const void* src, std::size_t count) const {
+  default_copy_data(dest, src, count);
+}
+
+void MemoryMeter::free_block(void* context) noexcept {
+  const std::unique_ptr<Block> block(static_cast<Block*>(context));
+  block->meter->uncount(block->owner, block->nbytes);
+}
+
+void MemoryMeter::count(Owner owner, std::size_t nbytes) {
+  const std::lock_guard lock(counts_mutex_);
+  if (memory_.cap != 0 && memory_.current + nbytes > memory_.cap) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false,
+                     fmt::format("CPU out of memory. Tried to allocate {} for {}: {} of {} in use ({} parameters, {} gradients, {} "
+                                 "optimizer states, {} activations).",
+                                 format_bytes(nbytes), to_string(owner), format_bytes(memory_.current), format_bytes(memory_.cap),
+                                 format_bytes(memory_.current_by_owner[0]), format_bytes(memory_.current_by_owner[1]),
+                                 format_bytes(memory_.current_by_owner[2]), format_bytes(memory_.current_by_owner[3])));
+  }
+  const auto index = static_cast<std::size_t>(owner);
+  memory_.current += nbytes;
+  memory_.current_by_owner[index] += nbytes;
+  memory_.peak = std::max(memory_.peak, memory_.current);
+  memory_.peak_by_owner[index] = std::max(memory_.peak_by_owner[index], memory_.current_by_owner[index]);
+  sample();
+}
+
+void MemoryMeter::uncount(Owner owner, std::size_t nbytes) noexcept {
+  const std::lock_guard lock(counts_mutex_);
+  memory_.current -= nbytes;
+  memory_.current_by_owner[static_cast<std::size_t>(owner)] -= nbytes;
+  sample();
+}
+
+void MemoryMeter::sample() noexcept {
+  const auto moved = memory_.current > last_sampled_ ? memory_.current - last_sampled_ : last_sampled_ - memory_.current;
+  if (!recording_ || moved < resolution_) {
+    return;
+  }
+  last_sampled_ = memory_.current;
+  try {
+    samples_.push_back({now_seconds() - started_seconds_, memory_.current_by_owner});
+  } catch (const std::bad_alloc&) {
+    recording_ = false;  // A run must not die of its own recording.
+  }
+}
+
+void MemoryMeter::set_cap(std::size_t nbytes) {
+  const std::lock_guard lock(counts_mutex_);
+  if (nbytes != 0 && memory_.current > nbytes) {
+    throw ConfigError(fmt::format("a device memory cap of {} is below the {} in use", format_bytes(nbytes),
+                                  format_bytes(memory_.current)));
+  }
+  memory_.cap = nbytes;
+}
+
+DeviceMemory MemoryMeter::memory() const {
+  const std::lock_guard lock(counts_mutex_);
+  return memory_;
+}
+
+void MemoryMeter::reset_peak() {
+  const std::lock_guard lock(counts_mutex_);
+  memory_.peak = memory_.current;
+  memory_.peak_by_owner = memory_.current_by_owner;
+}
+
+void MemoryMeter::start_timeline(std::size_t resolution_bytes) {
+  const std::lock_guard lock(counts_mutex_);
+  recording_ = true;
+  resolution_ = resolution_bytes;
+  last_sampled_ = memory_.current;
+  started_seconds_ = now_seconds();
+  samples_.assign(1, {0.0, memory_.current_by_owner});
+}
+
+std::vector<MemorySample> MemoryMeter::take_timeline() {
+  const std::lock_guard lock(counts_mutex_);
+  recording_ = false;
+  return std::exchange(samples_, {});
+}
+
+OwnerScope::OwnerScope(Owner owner) noexcept : before_(std::exchange(current_owner, owner)) {}
+OwnerScope::~OwnerScope() { current_owner = before_; }
+
+}  // namespace pannier

@@ -1,0 +1,65 @@
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "pannier/device/device.h"
+
+namespace pannier {
+namespace {
+
+/// Fewest bytes that are worth a second thread in a copy.
+constexpr std::int64_t kCopyGrain = std::int64_t{1} << 20;
+/// A timeline keeps changes of at least this size.
+constexpr std::size_t kTimelineResolution = std::size_t{1} << 20;
+
+class MeteredCpu final : public Device {
+ public:
+  [[nodiscard]] c10::Device torch_device() const override { return c10::Device(c10::DeviceType::CPU); }
+  [[nodiscard]] std::string name() const override { return "metered CPU"; }
+
+  [[nodiscard]] at::Tensor allocate(std::int64_t numel, at::ScalarType dtype, Owner owner) override {
+    const OwnerScope scope(owner);
+    return at::empty({numel}, at::TensorOptions().dtype(dtype));
+  }
+
+  void copy_to_host(void* host, const void* device, std::size_t nbytes) override { copy(host, device, nbytes); }
+  void copy_to_device(void* device, const void* host, std::size_t nbytes) override { copy(device, host, nbytes); }
+
+  void copy_on_device(void* to, const void* from, std::size_t nbytes) override { copy(to, from, nbytes); }
+
+  void add_to_host(float* host_sum, const void* device_grad, kernels::GradType type, std::int64_t numel, bool first) override {
+    compute_.accumulate(host_sum, device_grad, type, numel, first);
+  }
+
+  void fill_zero(void* device, std::size_t nbytes) override {
+    torch_parallel_for()(static_cast<std::int64_t>(nbytes), kCopyGrain, [device](std::int64_t begin, std::int64_t end) {
+      std::memset(static_cast<char*>(device) + begin, 0, static_cast<std::size_t>(end - begin));
+    });
+  }
+
+  [[nodiscard]] Compute& compute() override { return compute_; }
+  [[nodiscard]] DeviceMemory memory() const override { return meter_.memory(); }
+  void reset_peak() override { meter_.reset_peak(); }
+  void set_memory_cap(std::size_t nbytes) override { meter_.set_cap(nbytes); }
+  void start_timeline() override { meter_.start_timeline(kTimelineResolution); }
+  [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.take_timeline(); }
+
+  [[nodiscard]] bool counts(const at::Tensor& tensor) const override { return meter_.counts(tensor.storage().data_ptr()); }
+
+ private:
+  static void copy(void* to, const void* from, std::size_t nbytes) {
+    torch_parallel_for()(static_cast<std::int64_t>(nbytes), kCopyGrain, [to, from](std::int64_t begin, std::int64_t end) {
+      std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, static_cast<std::size_t>(end - begin));
+    });
+  }
+
+  MemoryMeter& meter_ = MemoryMeter::install();
+  CpuCompute compute_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_metered_cpu() { return std::make_unique<MeteredCpu>(); }
+
+}  // namespace pannier

@@ -1,0 +1,378 @@
+#include "pannier/engine/engine_core.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "pannier/base/error.h"
+#include "pannier/base/log.h"
+#include "pannier/base/units.h"
+
+namespace pannier {
+namespace {
+
+at::ScalarType scalar_type_of(Dtype dtype) {
+  return dtype == Dtype::kFp32 ? at::kFloat : dtype == Dtype::kFp16 ? at::kHalf : at::kBFloat16;
+}
+
+}  // namespace
+
+EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
+    : config_(std::move(config)), batch_(batch), device_(make_metered_cpu()), num_groups_(inputs.groups.size()),
+      scaler_(config_.effective_loss_scale()), process_(getpid()) {
+  config_.require_supported();
+  check_inputs(inputs);
+  HostMemoryOptions host;
+  host.budget_bytes = config_.pannier.host_memory_nbytes.value_or(std::numeric_limits<std::size_t>::max());
+  host_memory_ = std::make_unique<HostMemory>(host);
+
+  std::vector<at::Tensor> parameters;
+  std::vector<std::string> names;
+  std::vector<std::int64_t> numels;
+  std::size_t unmanaged_nbytes = 0;
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    const at::Tensor& parameter = inputs.parameters[i];
+    const bool trained = inputs.algorithm && inputs.group_of[i] >= 0 && parameter.requires_grad();
+    managed_of_.push_back(trained ? static_cast<int>(parameters.size()) : -1);
+    if (trained) {
+      parameters.push_back(parameter);
+      names.push_back(inputs.names[i]);
+      numels.push_back(parameter.numel());
+      group_of_.push_back(inputs.group_of[i]);
+    } else {
+      unmanaged_nbytes += nbytes_of(parameter.numel(), c10::elementSize(scalar_type_of(config_.dtype)));
+    }
+  }
+  for (const auto& buffer : inputs.buffers) {
+    unmanaged_nbytes += buffer.is_floating_point() && config_.dtype != Dtype::kFp32
+                            ? nbytes_of(buffer.numel(), 2)
+                            : nbytes_of(buffer.numel(), buffer.element_size());
+  }
+  const PartsOptions options = parts_options(inputs);
+  const MemoryPlanInput input = plan_input(options, numels, unmanaged_nbytes);
+  plan_ = plan_memory(input);
+  require_room(input, inputs.parameters);
+  move_unmanaged(inputs);
+  if (inputs.algorithm) {
+    algorithm_ = *inputs.algorithm;
+    steps_.resize(parameters.size());
+    parts_ = std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, std::move(parameters), std::move(names)));
+    parts_->reducer->on_unannounced([this] { begin_unannounced_backward(); });
+  }
+  if (config_.pannier.device_memory_nbytes) {
+    device_->set_memory_cap(*config_.pannier.device_memory_nbytes);
+  }
+}
+
+EngineCore::~EngineCore() { close(); }
+
+void EngineCore::check_inputs(const EngineInputs& inputs) const {
+  PANNIER_CHECK(inputs.names.size() == inputs.parameters.size() && inputs.group_of.size() == inputs.names.size(),
+                "names, parameters and groups differ in number");
+  for (std::size_t i = 0; i < inputs.names.size(); ++i) {
+    const at::Tensor& parameter = inputs.parameters[i];
+    const std::string& name = inputs.names[i];
+    if (parameter.device() != device_->torch_device()) {
+      throw ConfigError(fmt::format("parameter {} is on {}, expected {}", name, parameter.device().str(), device_->torch_device().str()));
+    }
+    if (parameter.layout() != at::kStrided) {
+      throw ConfigError(fmt::format("parameter {} is sparse, expected a dense tensor", name));
+    }
+    if (inputs.group_of[i] >= static_cast<int>(inputs.groups.size())) {
+      throw ConfigError(fmt::format("parameter {} is in group {} of {}", name, inputs.group_of[i], inputs.groups.size()));
+    }
+    if (inputs.group_of[i] < 0 || !parameter.requires_grad() || !inputs.algorithm) {
+      continue;
+    }
+    if (!parameter.is_leaf()) {
+      throw ConfigError(fmt::format("parameter {} is the result of a computation, expected a leaf", name));
+    }
+    if (GradientHook::is_hooked(parameter)) {
+      throw ConfigError(fmt::format("parameter {}: the model is already managed by an engine; call its destroy() first", name));
+    }
+    const at::ScalarType dtype = parameter.scalar_type();
+    const bool convertible = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+    if (!convertible || (config_.dtype == Dtype::kFp32 && dtype != at::kFloat)) {
+      throw ConfigError(fmt::format("parameter {} is {}, expected Float{}", name, c10::toString(dtype),
+                                    convertible ? "; to train in 16 bits set \"bf16\": {\"enabled\": true} or the same of \"fp16\"" : ""));
+    }
+  }
+}
+
+PartsOptions EngineCore::parts_options(const EngineInputs& inputs) const {
+  PartsOptions options;
+  options.stage = config_.zero.stage;
+  options.optimizer_home = config_.zero.optimizer_home;
+  options.dtype = scalar_type_of(config_.dtype);
+  options.algorithm = inputs.algorithm.value_or(kernels::Algorithm::kAdamW);
+  for (const auto& group : inputs.groups) {
+    options.momentum = std::max(options.momentum, group.momentum);
+  }
+  options.initial_state1 = options.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
+  options.accumulates = batch_.accumulation > 1;
+  options.sum_in_own_type = config_.grad_accum_dtype != Dtype::kFp32;
+  options.buckets.bucket_numel = config_.zero.bucket_numel;
+  return options;
+}
+
+void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const {
+  MemoryBudget budget{.device_nbytes = config_.pannier.device_memory_nbytes.value_or(device_->memory().cap),
+                      .host_nbytes = config_.pannier.host_memory_nbytes.value_or(0)};
+  if (budget.device_nbytes != 0) {
+    // What is in use already and will not move into the plan's own memory counts against the budget too.
+    std::size_t in_use = device_->memory().current;
+    for (const auto& tensor : moved) {
+      in_use -= device_->counts(tensor) ? std::min(in_use, tensor.nbytes()) : 0;
+    }
+    budget.device_nbytes = budget.device_nbytes > in_use ? budget.device_nbytes - in_use : 1;
+  }
+  require_fit(input, budget);
+}
+
+void EngineCore::move_unmanaged(const EngineInputs& inputs) {
+  const c10::NoGradGuard no_grad;
+  const OwnerScope scope(Owner::kParameters);
+  const at::ScalarType dtype = scalar_type_of(config_.dtype);
+  const auto move = [dtype, this](at::Tensor tensor) {
+    const bool convert = tensor.is_floating_point() && config_.dtype != Dtype::kFp32;
+    tensor.set_data(tensor.detach().to(convert ? dtype : tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  };
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    if (managed_of_[i] < 0) {
+      move(inputs.parameters[i]);
+    }
+  }
+  std::for_each(inputs.buffers.begin(), inputs.buffers.end(), move);
+}
+
+void EngineCore::require_open() const {
+  if (closed_) {
+    throw ConfigError("this engine was destroyed; call initialize again to train this model");
+  }
+}
+
+int EngineCore::managed_index(int parameter) const {
+  require_open();
+  PANNIER_CHECK(parameter >= 0 && parameter < static_cast<int>(managed_of_.size()), fmt::format("parameter {}", parameter));
+  const int index = managed_of_[static_cast<std::size_t>(parameter)];
+  if (index < 0) {
+    throw ConfigError(fmt::format("parameter {} is not trained by this engine, so it has no state", parameter));
+  }
+  return index;
+}
+
+bool EngineCore::is_boundary() const noexcept {
+  return boundary_.value_or(!config_.managed_gradient_accumulation || micro_in_window_ + 1 >= batch_.accumulation);
+}
+
+void EngineCore::set_batch(const BatchSizes& batch) { batch_ = batch; }
+
+std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& loss, bool scale_by_accumulation) {
+  require_open();
+  if (!parts_) {
+    throw ConfigError("backward() needs an optimizer; this engine was initialized without one");
+  }
+  if (loss.numel() != 1 || !loss.requires_grad()) {
+    throw ConfigError(fmt::format("backward() takes a loss of one element that depends on the parameters, got {} elements{}",
+                                  loss.numel(), loss.requires_grad() ? "" : " that require no gradient"));
+  }
+  if (parts_->reducer->in_backward()) {
+    parts_->reducer->end_backward();
+  }
+  if (micro_in_window_ == 0 && !parts_->reducer->window_has_backward()) {
+    broken_ = false;  // What failed belonged to a window of one micro-batch, which is gone.
+  }
+  const bool divide = scale_by_accumulation && batch_.accumulation > 1 && config_.managed_gradient_accumulation;
+  const at::Tensor reported = divide ? loss / static_cast<double>(batch_.accumulation) : loss;
+  const double factor = scaler_.scale();
+  const at::Tensor scaled = factor == 1.0 ? reported : reported.to(at::kFloat) * factor;
+  parts_->reducer->begin_backward(is_boundary());
+  return {reported, scaled};
+}
+
+void EngineCore::end_backward() {
+  require_open();
+  parts_->reducer->end_backward();
+}
+
+void EngineCore::abort_backward() {
+  require_open();
+  drop_gradients();
+  broken_ = true;
+}
+
+at::Tensor EngineCore::scale(const at::Tensor& loss) {
+  auto [reported, scaled] = begin_backward(loss, true);
+  return scaled;
+}
+
+void EngineCore::begin_unannounced_backward() {
+  if (batch_.accumulation > 1 || scaler_.scale() != 1.0) {
+    throw ConfigError(
+        "loss.backward() was called without the engine, which must divide the loss by the accumulation steps and multiply it by the "
+        "loss scale; call engine.backward(loss), or engine.scale(loss).backward()");
+  }
+  parts_->reducer->begin_backward(is_boundary());
+}
+
+StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups) {
+  require_open();
+  if (!parts_) {
+    throw ConfigError("step() needs an optimizer; this engine was initialized without one");
+  }
+  if (groups.size() != num_groups_) {
+    throw ConfigError(fmt::format("step() got {} parameter groups, the engine has {}", groups.size(), num_groups_));
+  }
+  if (std::exchange(broken_, false)) {
+    drop_gradients();
+    throw ConfigError("step() after a backward that failed: the gradients of its accumulation window were dropped, nothing was updated");
+  }
+  GradientReducer& reducer = *parts_->reducer;
+  if (!reducer.window_has_backward()) {
+    throw ConfigError("step() before backward(): there is no gradient to apply");
+  }
+  if (reducer.in_backward()) {
+    reducer.end_backward();
+  }
+  if (!is_boundary()) {
+    ++counters_.micro_steps;
+    ++micro_in_window_;
+    return StepOutcome::kAccumulating;
+  }
+  reducer.check_hooks();
+  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  require_all_used();
+  const GradientSummary summary = reducer.finish_window();
+  const bool skip = summary.num_nonfinite > 0 && config_.check_grad_overflow;
+  const double factor = find_factor(summary, skip);
+  if (!skip) {
+    update(groups, factor);
+  }
+  reducer.drop_window(true);
+  overflow_ = skip;
+  micro_in_window_ = 0;
+  ++counters_.micro_steps;
+  ++counters_.global_steps;
+  counters_.global_samples += batch_.train;
+  if (skip) {
+    skip_step(summary);
+    return StepOutcome::kSkipped;
+  }
+  scaler_.update(false, {});
+  return StepOutcome::kApplied;
+}
+
+double EngineCore::find_factor(const GradientSummary& summary, bool skip) {
+  const double scale = scaler_.scale();
+  const double norm = summary.num_nonfinite > 0 ? std::numeric_limits<double>::infinity() : std::sqrt(summary.sum_of_squares) / scale;
+  grad_norm_ = norm;
+  const double clip = config_.gradient_clipping;
+  // The same coefficient as torch.nn.utils.clip_grad_norm_; a norm that is not finite can't guide it.
+  const bool clips = !skip && clip > 0.0 && std::isfinite(norm) && norm + 1e-6 > clip;
+  return (clips ? clip / (norm + 1e-6) : 1.0) / scale;
+}
+
+void EngineCore::skip_step(const GradientSummary& summary) {
+  ++counters_.skipped_steps;
+  const int first = summary.first_nonfinite_parameter;
+  const std::string name = first < 0 ? "a parameter of another rank" : parts_->parameters->name(first);
+  log::warning(fmt::format("step {} skipped: {} gradient elements are not finite, first in {}; loss scale {}", counters_.global_steps,
+                           summary.num_nonfinite, name, scaler_.scale()));
+  scaler_.update(true, name);
+}
+
+void EngineCore::require_all_used() {
+  for (std::size_t i = 0; i < steps_.size() && !config_.zero.ignore_unused_parameters; ++i) {
+    if (!parts_->reducer->used(static_cast<int>(i))) {
+      drop_gradients();
+      throw ConfigError(fmt::format("parameter {} got no gradient, and zero_optimization.ignore_unused_parameters is false",
+                                    parts_->parameters->name(static_cast<int>(i))));
+    }
+  }
+}
+
+void EngineCore::update(const std::vector<kernels::Hyperparameters>& groups, double factor) {
+  std::vector<std::optional<kernels::UpdateCoefficients>> coefficients(steps_.size());
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    if (parts_->reducer->used(static_cast<int>(i))) {
+      const auto& group = groups[static_cast<std::size_t>(group_of_[i])];
+      coefficients[i] = kernels::make_coefficients(algorithm_, group, ++steps_[i], static_cast<float>(factor));
+    }
+  }
+  parts_->pipeline->apply(coefficients);
+}
+
+at::Tensor EngineCore::state(int parameter, const std::string& name) {
+  const int index = managed_index(parameter);
+  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  return parts_->pipeline->read(index, name);
+}
+
+void EngineCore::set_state(int parameter, const std::string& name, const at::Tensor& value) {
+  const int index = managed_index(parameter);
+  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  parts_->pipeline->write(index, name, value);
+}
+
+std::vector<std::string> EngineCore::state_names() const {
+  require_open();
+  return parts_ ? parts_->pipeline->state_names() : std::vector<std::string>{};
+}
+
+std::int64_t& EngineCore::parameter_step(int parameter) { return steps_[static_cast<std::size_t>(managed_index(parameter))]; }
+
+std::optional<at::Tensor> EngineCore::gradient(int parameter) {
+  const c10::NoGradGuard no_grad;
+  const int index = managed_index(parameter);
+  if (parts_->reducer->in_backward()) {
+    parts_->reducer->end_backward();
+  }
+  const GradientView view = parts_->gradients->view(parts_->layout->bucket_of(index));
+  if (view.data == nullptr || !parts_->reducer->used(index)) {
+    return std::nullopt;
+  }
+  const Segment& segment = parts_->layout->segment_of(index);
+  const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
+  at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(device_->torch_device()));
+  parts_->gradients->compute().accumulate(flat.data_ptr<float>(), static_cast<const char*>(view.data) + nbytes_of(segment.offset, width),
+                                          view.type, segment.numel, true);
+  return parts_->parameters->view_like_parameter(flat.div_(scaler_.scale()), index).clone();
+}
+
+void EngineCore::parameters_changed() {
+  require_open();
+  if (parts_) {
+    std::vector<int> all(steps_.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i] = static_cast<int>(i);
+    }
+    (void)parts_->parameters->take_edits();
+    parts_->pipeline->take_edits(all);
+  }
+}
+
+void EngineCore::drop_gradients() {
+  require_open();
+  if (parts_) {
+    parts_->reducer->drop_window(false);
+  }
+  micro_in_window_ = 0;
+}
+
+void EngineCore::close() noexcept {
+  if (closed_ || process_ != getpid()) {
+    return;
+  }
+  closed_ = true;
+  parts_.reset();
+  if (config_.pannier.device_memory_nbytes) {
+    device_->set_memory_cap(0);
+  }
+}
+
+}  // namespace pannier

@@ -1,0 +1,139 @@
+// The engine without a module: parameters, their gradients and one optimizer step at a time. Python's engine and the C++
+// Engine are thin coats over it. The step reads like the paper: finish the reduction, look at the norm, decide once, update.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pannier/device/device.h"
+#include "pannier/engine/config.h"
+#include "pannier/mem/host_memory.h"
+#include "pannier/zero/build_parts.h"
+
+namespace pannier {
+
+/// What an engine is built from besides the configuration.
+struct EngineInputs {
+  std::vector<std::string> names;               ///< Of every parameter of the model, each once.
+  std::vector<at::Tensor> parameters;
+  std::vector<int> group_of;                    ///< Parameter group of each; -1: not trained by this engine.
+  std::vector<kernels::Hyperparameters> groups;
+  std::optional<kernels::Algorithm> algorithm;  ///< Empty: no optimizer, the model only runs forward.
+  double initial_accumulator_value = 0.0;
+  std::vector<at::Tensor> buffers;              ///< Of the model; floating ones become the parameters' type.
+};
+
+/// How a call of step() ended.
+enum class StepOutcome : std::uint8_t { kAccumulating = 0, kApplied = 1, kSkipped = 2 };
+
+/// Counters of a run, as DeepSpeed counts: global steps include skipped ones.
+struct Counters {
+  std::int64_t global_steps = 0;
+  std::int64_t micro_steps = 0;
+  std::int64_t skipped_steps = 0;
+  std::int64_t global_samples = 0;
+};
+
+/// Trains a set of parameters. One thread at a time.
+class EngineCore {
+ public:
+  /// Checks everything, then prints nothing, allocates, and moves the parameters. Throws ConfigError (what the user wrote),
+  /// OutOfMemoryError (a plan that exceeds a budget), before anything is changed.
+  EngineCore(Config config, EngineInputs inputs, BatchSizes batch);
+  ~EngineCore();
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+
+  /// Opens a backward for `loss` (one element, with a graph). Returns the loss divided by the accumulation steps (which is
+  /// what callers report) and what `.backward()` is to be called on (loss scale included).
+  [[nodiscard]] std::pair<at::Tensor, at::Tensor> begin_backward(const at::Tensor& loss, bool scale_by_accumulation);
+  void end_backward();
+  /// A backward threw: drops the whole window; the next step() says so.
+  void abort_backward();
+  /// For a loss whose `.backward()` the caller runs itself.
+  [[nodiscard]] at::Tensor scale(const at::Tensor& loss);
+
+  /// Ends a micro-batch; at the window's end, updates. `groups`: each group's values for this step. Throws ConfigError for
+  /// a call out of order, and LossScaleError.
+  StepOutcome step(const std::vector<kernels::Hyperparameters>& groups);
+
+  /// Whether the next step() ends the accumulation window.
+  [[nodiscard]] bool is_boundary() const noexcept;
+  /// Overrides the counting; empty returns to it.
+  void set_boundary(std::optional<bool> boundary) noexcept { boundary_ = boundary; }
+  void set_batch(const BatchSizes& batch);
+  [[nodiscard]] const BatchSizes& batch() const noexcept { return batch_; }
+
+  [[nodiscard]] const Counters& counters() const noexcept { return counters_; }
+  /// The last update's gradient norm, unscaled and before clipping; infinite for a skipped one; empty before the first.
+  [[nodiscard]] std::optional<double> grad_norm() const noexcept { return grad_norm_; }
+  [[nodiscard]] LossScaler& loss_scaler() noexcept { return scaler_; }
+  /// Whether the last step was skipped.
+  [[nodiscard]] bool overflow() const noexcept { return overflow_; }
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+
+  /// An fp32 copy of a state of a parameter (by its index in the inputs): "fp32_param" or one of state_names(). ConfigError
+  /// for a parameter that this engine does not train.
+  [[nodiscard]] at::Tensor state(int parameter, const std::string& name);
+  void set_state(int parameter, const std::string& name, const at::Tensor& value);
+  [[nodiscard]] std::vector<std::string> state_names() const;
+  /// Updates that a parameter has had.
+  [[nodiscard]] std::int64_t& parameter_step(int parameter);
+  /// The window's gradient so far, unscaled, fp32; empty when there is none.
+  [[nodiscard]] std::optional<at::Tensor> gradient(int parameter);
+  /// Values were written into parameters in a way that torch does not count (through `.data`).
+  void parameters_changed();
+  /// Forgets the window's gradients (zero_grad).
+  void drop_gradients();
+
+  [[nodiscard]] const MemoryPlan& plan() const noexcept { return plan_; }
+  [[nodiscard]] Home optimizer_home() const noexcept { return config_.zero.optimizer_home; }
+  [[nodiscard]] Device& device() noexcept { return *device_; }
+  [[nodiscard]] const HostMemory& host_memory() const noexcept { return *host_memory_; }
+
+  /// Removes the hooks and gives memory back; the parameters keep their values. Later calls of anything else throw.
+  void close() noexcept;
+  [[nodiscard]] bool closed() const noexcept { return closed_; }
+
+ private:
+  void check_inputs(const EngineInputs& inputs) const;
+  [[nodiscard]] PartsOptions parts_options(const EngineInputs& inputs) const;
+  void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
+  void move_unmanaged(const EngineInputs& inputs);
+  void require_open() const;
+  [[nodiscard]] int managed_index(int parameter) const;
+  void begin_unannounced_backward();
+  [[nodiscard]] double find_factor(const GradientSummary& summary, bool skip);
+  void skip_step(const GradientSummary& summary);
+  void require_all_used();
+  void update(const std::vector<kernels::Hyperparameters>& groups, double factor);
+
+  Config config_;
+  BatchSizes batch_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<HostMemory> host_memory_;
+  MemoryPlan plan_;
+  std::vector<int> managed_of_;           ///< Input index to index in the parts, -1 for what is not trained.
+  std::vector<int> group_of_;             ///< By index in the parts.
+  std::size_t num_groups_ = 0;
+  kernels::Algorithm algorithm_ = kernels::Algorithm::kAdamW;
+  std::unique_ptr<Parts> parts_;          ///< Null without an optimizer.
+  std::vector<std::int64_t> steps_;       ///< Updates of each parameter in the parts.
+  LossScaler scaler_;
+  Counters counters_;
+  std::int64_t micro_in_window_ = 0;
+  std::optional<bool> boundary_;
+  std::optional<double> grad_norm_;
+  bool overflow_ = false;
+  bool broken_ = false;                   ///< A backward of this window threw.
+  bool closed_ = false;
+  int process_ = 0;                       ///< The process that built it; a forked child does nothing.
+};
+
+}  // namespace pannier

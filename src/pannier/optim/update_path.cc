@@ -1,0 +1,66 @@
+#include "pannier/optim/update_path.h"
+
+#include <cstring>
+
+#include "pannier/base/units.h"
+
+namespace pannier {
+namespace {
+
+class DevicePath final : public UpdatePath {
+ public:
+  explicit DevicePath(Device& device) : device_(device) {}
+  [[nodiscard]] Compute& compute() override { return device_.compute(); }
+  // The update writes the very memory that the model reads.
+  void publish(int /*bucket*/, const StateView& /*view*/, std::int64_t /*begin*/, std::int64_t /*end*/) override {}
+  void fetch(int /*bucket*/, const StateView& /*view*/, std::int64_t /*begin*/, std::int64_t /*end*/) override {}
+  void read_state(void* device_to, const void* state_from, std::size_t nbytes) override {
+    device_.copy_on_device(device_to, state_from, nbytes);
+  }
+  void write_state(void* state_to, const void* device_from, std::size_t nbytes) override {
+    device_.copy_on_device(state_to, device_from, nbytes);
+  }
+  void zero_state(void* state, std::size_t nbytes) override { device_.fill_zero(state, nbytes); }
+
+ private:
+  Device& device_;
+};
+
+class HostPath final : public UpdatePath {
+ public:
+  HostPath(Device& device, const ParameterBuckets& buckets) : device_(device), buckets_(buckets) {}
+  [[nodiscard]] Compute& compute() override { return compute_; }
+
+  void publish(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
+    const at::Tensor flat = buckets_.bucket(bucket);
+    device_.copy_to_device(at(flat.data_ptr(), begin), at(view.param, begin), nbytes_of(end - begin, width()));
+  }
+  void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
+    const at::Tensor flat = buckets_.bucket(bucket);
+    device_.copy_to_host(at(view.param, begin), at(flat.data_ptr(), begin), nbytes_of(end - begin, width()));
+  }
+  void read_state(void* device_to, const void* state_from, std::size_t nbytes) override {
+    device_.copy_to_device(device_to, state_from, nbytes);
+  }
+  void write_state(void* state_to, const void* device_from, std::size_t nbytes) override {
+    device_.copy_to_host(state_to, device_from, nbytes);
+  }
+  void zero_state(void* state, std::size_t nbytes) override { std::memset(state, 0, nbytes); }
+
+ private:
+  [[nodiscard]] std::size_t width() const { return c10::elementSize(buckets_.dtype()); }
+  [[nodiscard]] void* at(void* base, std::int64_t element) const { return static_cast<char*>(base) + nbytes_of(element, width()); }
+
+  Device& device_;
+  const ParameterBuckets& buckets_;
+  CpuCompute compute_;
+};
+
+}  // namespace
+
+std::unique_ptr<UpdatePath> make_device_path(Device& device) { return std::make_unique<DevicePath>(device); }
+std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets) {
+  return std::make_unique<HostPath>(device, buckets);
+}
+
+}  // namespace pannier

@@ -1,0 +1,41 @@
+// How a bucket is updated: `device` (states rest on the device and are updated there) or `host` (the gradient is on the
+// host, a SIMD kernel updates there, the new parameter travels back). Both run the same arithmetic, so a path changes when
+// and where, never what.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "pannier/device/device.h"
+#include "pannier/tier/parameter_buckets.h"
+#include "pannier/tier/state_store.h"
+
+namespace pannier {
+
+/// One way to update buckets. One thread.
+class UpdatePath {
+ public:
+  UpdatePath() = default;
+  virtual ~UpdatePath() = default;
+  UpdatePath(const UpdatePath&) = delete;
+  UpdatePath& operator=(const UpdatePath&) = delete;
+
+  /// The processor that updates.
+  [[nodiscard]] virtual Compute& compute() = 0;
+  /// Brings elements [begin, end) of a bucket's parameter, as the update left them, to where the model reads them.
+  virtual void publish(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) = 0;
+  /// The opposite: the model's values become what the update reads.
+  virtual void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) = 0;
+  /// Copies between state memory of this path and a device tensor.
+  virtual void read_state(void* device_to, const void* state_from, std::size_t nbytes) = 0;
+  virtual void write_state(void* state_to, const void* device_from, std::size_t nbytes) = 0;
+  /// Sets state memory to zero bytes.
+  virtual void zero_state(void* state, std::size_t nbytes) = 0;
+};
+
+[[nodiscard]] std::unique_ptr<UpdatePath> make_device_path(Device& device);
+/// `buckets` must outlive the path.
+[[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets);
+
+}  // namespace pannier

@@ -1,0 +1,182 @@
+#include "pannier/optim/update_pipeline.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+#include "pannier/device/dtype.h"
+
+namespace pannier {
+namespace {
+
+template <class T>
+T* at_element(void* base, std::int64_t offset) {
+  return static_cast<T*>(base) + offset;
+}
+
+void* at_element(void* base, std::int64_t offset, std::size_t width) {
+  return base == nullptr ? nullptr : static_cast<char*>(base) + nbytes_of(offset, width);
+}
+
+}  // namespace
+
+void UpdatePipeline::initialize() {
+  const c10::NoGradGuard no_grad;
+  for (int b = 0; b < parts_.layout.num_buckets(); ++b) {
+    std::optional<Lease> lease;
+    parts_.parameters.fill(b, [&](const Segment& segment, const at::Tensor& values) {
+      if (!lease) {
+        lease.emplace(parts_.states.lease(b));
+      }
+      const at::Tensor fp32 = values.to(at::kFloat);
+      set_master(segment, lease->view(), fp32.data_ptr<float>());
+      if (parts_.initial_state1 != 0.0 && lease->view().state1 != nullptr) {
+        const at::Tensor start = at::full({segment.numel}, parts_.initial_state1, fp32.options());
+        parts_.path.write_state(lease->view().state1 + segment.offset, start.data_ptr(), start.nbytes());
+      }
+    });
+  }
+}
+
+void UpdatePipeline::set_master(const Segment& segment, const StateView& view, const float* values) {
+  const int bucket = parts_.layout.bucket_of(segment.parameter);
+  const at::Tensor flat = parts_.parameters.bucket(bucket);
+  void* on_device = at_element(flat.data_ptr(), segment.offset, flat.element_size());
+  Compute& device = parts_.device.compute();
+  const std::int64_t n = segment.numel;
+  switch (parts_.format) {
+    case kernels::StateFormat::kFp32:
+      parts_.device.copy_on_device(on_device, values, nbytes_of(n, 4));
+      break;
+    case kernels::StateFormat::kFp16:
+      device.to_fp16(values, static_cast<std::uint16_t*>(on_device), n);
+      parts_.path.write_state(at_element<float>(view.rest, segment.offset), values, nbytes_of(n, 4));
+      break;
+    case kernels::StateFormat::kBf16: {
+      const at::Tensor lo = at::empty({n}, at::TensorOptions().dtype(at::kShort).device(flat.device()));
+      device.split_master(values, static_cast<std::uint16_t*>(on_device), lo.data_ptr<std::int16_t>(), n);
+      parts_.path.write_state(at_element<std::int16_t>(view.rest, segment.offset), lo.data_ptr(), lo.nbytes());
+      break;
+    }
+  }
+  parts_.path.fetch(bucket, view, segment.offset, segment.offset + n);
+}
+
+void UpdatePipeline::set_master_from_parameter(const Segment& segment, const StateView& view) {
+  const int bucket = parts_.layout.bucket_of(segment.parameter);
+  parts_.path.fetch(bucket, view, segment.offset, segment.offset + segment.numel);
+  switch (parts_.format) {
+    case kernels::StateFormat::kFp32:
+      break;
+    case kernels::StateFormat::kFp16:
+      parts_.path.compute().accumulate(at_element<float>(view.rest, segment.offset),
+                                       at_element(view.param, segment.offset, 2), kernels::GradType::kFp16, segment.numel, true);
+      break;
+    case kernels::StateFormat::kBf16:
+      // The rest belongs to the value before the edit; with it the join would be another number, or NaN.
+      parts_.path.zero_state(at_element<std::int16_t>(view.rest, segment.offset), nbytes_of(segment.numel, 2));
+      break;
+  }
+}
+
+void UpdatePipeline::take_edits(const std::vector<int>& parameters) {
+  for (const int parameter : parameters) {
+    const Lease lease = lease_of(parameter);
+    set_master_from_parameter(parts_.layout.segment_of(parameter), lease.view());
+  }
+}
+
+void UpdatePipeline::apply(const std::vector<std::optional<kernels::UpdateCoefficients>>& coefficients) {
+  // Buckets are in backward order; the next forward needs the last one first.
+  for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
+    const Bucket& bucket = parts_.layout.buckets()[static_cast<std::size_t>(b)];
+    const GradientView gradient = parts_.gradients.view(b);
+    std::vector<kernels::UpdateTask> tasks;
+    std::vector<int> updated;
+    const Lease lease = parts_.states.lease(b);
+    const StateView& view = lease.view();
+    const auto shape = state_shape_of(parts_.format, static_cast<int>(parts_.state_names.size()));
+    for (const Segment& segment : bucket.segments) {
+      const auto& constants = coefficients.at(static_cast<std::size_t>(segment.parameter));
+      if (!constants) {
+        continue;
+      }
+      PANNIER_CHECK(gradient.data != nullptr, fmt::format("no gradient for bucket {} of parameter {}", b, segment.parameter));
+      updated.push_back(segment.parameter);
+      const std::size_t grad_width = gradient.type == kernels::GradType::kFp32 ? 4 : 2;
+      tasks.push_back({*constants,
+                       {.param = at_element(view.param, segment.offset, shape.param_nbytes),
+                        .rest = at_element(view.rest, segment.offset, shape.rest_nbytes),
+                        .state1 = static_cast<float*>(at_element(view.state1, segment.offset, 4)),
+                        .state2 = static_cast<float*>(at_element(view.state2, segment.offset, 4)),
+                        .grad = static_cast<const char*>(gradient.data) + nbytes_of(segment.offset, grad_width),
+                        .grad_type = gradient.type,
+                        .numel = segment.numel}});
+    }
+    if (!tasks.empty()) {
+      parts_.path.compute().update(parts_.algorithm, parts_.format, tasks);
+      parts_.path.publish(b, view, 0, bucket.numel);
+    }
+    parts_.gradients.drop(b);
+    for (const int parameter : updated) {
+      parts_.parameters.bump_version(parameter);
+    }
+  }
+}
+
+float* UpdatePipeline::state_address(const StateView& view, const std::string& name, std::int64_t offset) const {
+  const std::vector<float*> states{view.state1, view.state2};
+  for (std::size_t i = 0; i < parts_.state_names.size(); ++i) {
+    if (parts_.state_names[i] == name) {
+      return states[i] + offset;
+    }
+  }
+  throw ConfigError(fmt::format("no optimizer state is called '{}'; this optimizer keeps [{}] and 'fp32_param'", name,
+                                fmt::join(parts_.state_names, ", ")));
+}
+
+at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
+  const c10::NoGradGuard no_grad;
+  const Segment& segment = parts_.layout.segment_of(parameter);
+  const Lease lease = lease_of(parameter);
+  const StateView& view = lease.view();
+  const at::Tensor bucket = parts_.parameters.bucket(parts_.layout.bucket_of(parameter));
+  at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(bucket.device()));
+  if (name != "fp32_param") {
+    parts_.path.read_state(flat.data_ptr(), state_address(view, name, segment.offset), flat.nbytes());
+  } else if (parts_.format == kernels::StateFormat::kFp32) {
+    parts_.device.copy_on_device(flat.data_ptr(), parts_.parameters.address(parameter), flat.nbytes());
+  } else if (parts_.format == kernels::StateFormat::kFp16) {
+    parts_.path.read_state(flat.data_ptr(), at_element<float>(view.rest, segment.offset), flat.nbytes());
+  } else {
+    at::Tensor lo = at::empty({segment.numel}, at::TensorOptions().dtype(at::kShort).device(bucket.device()));
+    parts_.path.read_state(lo.data_ptr(), at_element<std::int16_t>(view.rest, segment.offset), lo.nbytes());
+    parts_.device.compute().join_master(static_cast<const std::uint16_t*>(parts_.parameters.address(parameter)),
+                                        lo.data_ptr<std::int16_t>(), flat.data_ptr<float>(), segment.numel);
+  }
+  return parts_.parameters.view_like_parameter(flat, parameter).clone();
+}
+
+void UpdatePipeline::write(int parameter, const std::string& name, const at::Tensor& value) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor& owner = parts_.parameters.parameter(parameter);
+  if (value.sizes() != owner.sizes()) {
+    throw ConfigError(fmt::format("{} of parameter {} has shape {}, got {}", name, parts_.parameters.name(parameter),
+                                  owner.sizes().vec(), value.sizes().vec()));
+  }
+  const Segment& segment = parts_.layout.segment_of(parameter);
+  at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(owner.device()));
+  parts_.parameters.view_like_parameter(flat, parameter).copy_(value);
+  const Lease lease = lease_of(parameter);
+  if (name == "fp32_param") {
+    set_master(segment, lease.view(), flat.data_ptr<float>());
+    parts_.parameters.bump_version(parameter);
+  } else {
+    parts_.path.write_state(state_address(lease.view(), name, segment.offset), flat.data_ptr(), flat.nbytes());
+  }
+}
+
+}  // namespace pannier

@@ -1,0 +1,66 @@
+// Runs the update over all buckets in forward order (the parameters that the next forward needs first come first): state
+// in, update, parameter out. Also the one place that knows how a master weight is made of what is stored.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pannier/kernels/update.h"
+#include "pannier/layout/bucket_layout.h"
+#include "pannier/optim/update_path.h"
+#include "pannier/tier/gradient_store.h"
+#include "pannier/tier/parameter_buckets.h"
+#include "pannier/tier/state_store.h"
+
+namespace pannier {
+
+/// What the pipeline works on. Everything must outlive it.
+struct UpdatePipelineParts {
+  Device& device;
+  const BucketLayout& layout;
+  ParameterBuckets& parameters;
+  GradientStore& gradients;
+  StateStore& states;
+  UpdatePath& path;
+  kernels::Algorithm algorithm;
+  kernels::StateFormat format;
+  std::vector<std::string> state_names;  ///< Of state1 and state2, as torch names them.
+  double initial_state1 = 0.0;           ///< Adagrad's initial accumulator value.
+};
+
+/// Owns nothing but the order of work. One thread.
+class UpdatePipeline {
+ public:
+  explicit UpdatePipeline(UpdatePipelineParts parts) : parts_(std::move(parts)) {}
+
+  /// Moves the model's parameters into the buckets and makes their master weights from the values as given.
+  void initialize();
+
+  /// Updates every parameter that has coefficients, drops the gradients, and bumps the parameters' versions.
+  void apply(const std::vector<std::optional<kernels::UpdateCoefficients>>& coefficients);
+
+  /// Makes the model's values of these parameters the master weights: what somebody wrote into them counts as exact.
+  void take_edits(const std::vector<int>& parameters);
+
+  /// A copy of an fp32 state of a parameter, in its shape: one of state_names(), or "fp32_param". Throws ConfigError for
+  /// another name.
+  [[nodiscard]] at::Tensor read(int parameter, const std::string& name);
+  /// The opposite. Throws ConfigError where the shape differs.
+  void write(int parameter, const std::string& name, const at::Tensor& value);
+  [[nodiscard]] const std::vector<std::string>& state_names() const noexcept { return parts_.state_names; }
+
+ private:
+  [[nodiscard]] Lease lease_of(int parameter) { return parts_.states.lease(parts_.layout.bucket_of(parameter)); }
+  void set_master(const Segment& segment, const StateView& view, const float* values);
+  void set_master_from_parameter(const Segment& segment, const StateView& view);
+  [[nodiscard]] float* state_address(const StateView& view, const std::string& name, std::int64_t offset) const;
+
+  UpdatePipelineParts parts_;
+};
+
+}  // namespace pannier

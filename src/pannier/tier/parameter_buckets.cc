@@ -1,0 +1,117 @@
+#include "pannier/tier/parameter_buckets.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+
+namespace pannier {
+namespace {
+
+// Keeps the parameter's own order of elements in memory where it is dense; else rows follow one another.
+std::vector<std::int64_t> packed_strides(const at::Tensor& parameter, const std::string& name) {
+  if (parameter.is_non_overlapping_and_dense()) {
+    return parameter.strides().vec();
+  }
+  for (std::int64_t d = 0; d < parameter.dim(); ++d) {
+    if (parameter.stride(d) == 0 && parameter.size(d) > 1) {
+      throw ConfigError(fmt::format("parameter {} has shape {} and strides {}: its elements share memory, so it can't be trained; "
+                                    "give it memory of its own with .clone()",
+                                    name, parameter.sizes().vec(), parameter.strides().vec()));
+    }
+  }
+  return at::empty(parameter.sizes(), at::TensorOptions().device(at::kMeta)).strides().vec();
+}
+
+}  // namespace
+
+ParameterBuckets::ParameterBuckets(Device& device, const BucketLayout& layout, std::vector<at::Tensor> parameters,
+                                   std::vector<std::string> names, at::ScalarType dtype)
+    : device_(device), layout_(layout), parameters_(std::move(parameters)), names_(std::move(names)), dtype_(dtype) {
+  PANNIER_CHECK(parameters_.size() == static_cast<std::size_t>(layout.num_parameters()),
+                fmt::format("{} parameters in a layout of {}", parameters_.size(), layout.num_parameters()));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    strides_.push_back(packed_strides(parameters_[i], names_[i]));
+  }
+  buckets_.resize(static_cast<std::size_t>(layout.num_buckets()));
+  versions_.resize(parameters_.size());
+}
+
+void ParameterBuckets::allocate(int bucket) {
+  const auto index = static_cast<std::size_t>(bucket);
+  buckets_[index] = device_.allocate(layout_.buckets()[index].numel, dtype_, Owner::kParameters);
+  // Padding is read by whole-bucket transfers; it must not be garbage.
+  device_.fill_zero(buckets_[index].data_ptr(), buckets_[index].nbytes());
+}
+
+at::Tensor ParameterBuckets::flat_values(int parameter) const {
+  const c10::NoGradGuard no_grad;
+  const auto& source = parameters_[static_cast<std::size_t>(parameter)];
+  const auto& strides = strides_[static_cast<std::size_t>(parameter)];
+  if (source.is_non_overlapping_and_dense()) {
+    return source.detach().as_strided({source.numel()}, {1});
+  }
+  at::Tensor packed = at::empty({source.numel()}, source.options());
+  packed.as_strided(source.sizes(), strides).copy_(source.detach());
+  return packed;
+}
+
+void* ParameterBuckets::address(int parameter) const {
+  const auto& flat = buckets_.at(static_cast<std::size_t>(layout_.bucket_of(parameter)));
+  return static_cast<char*>(flat.data_ptr()) + nbytes_of(layout_.segment_of(parameter).offset, flat.element_size());
+}
+
+void ParameterBuckets::point_into_bucket(int parameter) {
+  const c10::NoGradGuard no_grad;
+  auto& tensor = parameters_[static_cast<std::size_t>(parameter)];
+  const at::Tensor flat = buckets_[static_cast<std::size_t>(layout_.bucket_of(parameter))];
+  // The deleter's copy of `flat` keeps the bucket alive for as long as anybody looks at the parameter.
+  const at::Tensor view = at::from_blob(address(parameter), tensor.sizes(), strides_[static_cast<std::size_t>(parameter)],
+                                        [flat](void*) {}, flat.options());
+  tensor.set_data(view);
+  versions_[static_cast<std::size_t>(parameter)] = tensor._version();
+}
+
+at::Tensor ParameterBuckets::view_like_parameter(const at::Tensor& flat_segment, int parameter) const {
+  const auto& tensor = parameters_[static_cast<std::size_t>(parameter)];
+  return flat_segment.as_strided(tensor.sizes(), strides_[static_cast<std::size_t>(parameter)]);
+}
+
+void ParameterBuckets::bump_version(int parameter) {
+  auto& tensor = parameters_[static_cast<std::size_t>(parameter)];
+  tensor.unsafeGetTensorImpl()->bump_version();
+  versions_[static_cast<std::size_t>(parameter)] = tensor._version();
+}
+
+std::vector<int> ParameterBuckets::take_edits() {
+  const c10::NoGradGuard no_grad;
+  std::vector<int> edited;
+  for (int i = 0; i < num_parameters(); ++i) {
+    auto& tensor = parameters_[static_cast<std::size_t>(i)];
+    const Segment& segment = layout_.segment_of(i);
+    if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() || tensor.numel() != segment.numel) {
+      throw ConfigError(fmt::format("parameter {} was changed behind the engine: it is now {} of {} elements on {}, the engine holds "
+                                    "{} of {} elements on {}; change the model before initialize",
+                                    names_[static_cast<std::size_t>(i)], c10::toString(tensor.scalar_type()), tensor.numel(),
+                                    tensor.device().str(), c10::toString(dtype_), segment.numel, device_.torch_device().str()));
+    }
+    const bool replaced = segment.numel > 0 && tensor.data_ptr() != address(i);
+    if (replaced) {
+      const at::Tensor flat = buckets_[static_cast<std::size_t>(layout_.bucket_of(i))];
+      view_like_parameter(flat.narrow(0, segment.offset, segment.numel), i).copy_(tensor.detach());
+      point_into_bucket(i);
+    }
+    if (replaced || tensor._version() != versions_[static_cast<std::size_t>(i)]) {
+      versions_[static_cast<std::size_t>(i)] = tensor._version();
+      edited.push_back(i);
+    }
+  }
+  return edited;
+}
+
+}  // namespace pannier

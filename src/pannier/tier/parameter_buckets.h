@@ -1,0 +1,70 @@
+// The parameters as the model sees them, stored flat: one tensor a bucket, into which every parameter of the model points.
+// A parameter keeps its shape, its strides and its own storage object (so that saving or sharing one saves one), but its
+// bytes are the bucket's, so that an update or a transfer of the bucket is one run over memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pannier/device/device.h"
+#include "pannier/layout/bucket_layout.h"
+
+namespace pannier {
+
+/// Owns the flat parameter buckets. One thread.
+class ParameterBuckets {
+ public:
+  /// Nothing is allocated or moved yet. `parameters[i]` is parameter i of the layout. `dtype` is what they become. Throws
+  /// ConfigError naming a parameter whose memory overlaps itself (an expanded one).
+  ParameterBuckets(Device& device, const BucketLayout& layout, std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                   at::ScalarType dtype);
+
+  /// Allocates a bucket, and makes it hold its parameters, which from now on point into it. Before a parameter's old memory
+  /// is let go, `keep(segment, values)` sees its values, flat in storage order and as given (so that an fp32 master can
+  /// be made from them). Throws torch's out-of-memory error before anything was moved.
+  template <class Keep>
+  void fill(int bucket, Keep&& keep) {
+    allocate(bucket);
+    for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+      keep(segment, flat_values(segment.parameter));
+      point_into_bucket(segment.parameter);
+    }
+  }
+
+  [[nodiscard]] at::Tensor bucket(int index) const { return buckets_.at(static_cast<std::size_t>(index)); }
+  [[nodiscard]] const at::Tensor& parameter(int index) const { return parameters_.at(static_cast<std::size_t>(index)); }
+  [[nodiscard]] const std::string& name(int index) const { return names_.at(static_cast<std::size_t>(index)); }
+  [[nodiscard]] int num_parameters() const noexcept { return static_cast<int>(parameters_.size()); }
+  [[nodiscard]] at::ScalarType dtype() const noexcept { return dtype_; }
+  /// Address of a parameter's first element in its bucket.
+  [[nodiscard]] void* address(int parameter) const;
+
+  /// `flat`, a tensor laid out as the parameter's bucket (gradients, say), seen with the parameter's shape and strides.
+  [[nodiscard]] at::Tensor view_like_parameter(const at::Tensor& flat_segment, int parameter) const;
+
+  /// Tells autograd that a parameter's values have changed.
+  void bump_version(int parameter);
+  /// Parameters whose values somebody else has changed since fill(), bump_version() or the last call: torch's in-place
+  /// operations (by version counter) and replaced data of the same type, which is copied into the bucket first. Throws
+  /// ConfigError naming a parameter whose type, shape or device was changed.
+  [[nodiscard]] std::vector<int> take_edits();
+
+ private:
+  void allocate(int bucket);
+  [[nodiscard]] at::Tensor flat_values(int parameter) const;
+  void point_into_bucket(int parameter);
+
+  Device& device_;
+  const BucketLayout& layout_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
+  at::ScalarType dtype_;
+  std::vector<std::vector<std::int64_t>> strides_;
+  std::vector<at::Tensor> buckets_;
+  std::vector<std::uint32_t> versions_;
+};
+
+}  // namespace pannier

@@ -1,0 +1,119 @@
+#include "pannier/tier/state_store.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+
+namespace pannier {
+namespace {
+
+class DeviceStore final : public StateStore {
+ public:
+  DeviceStore(Device& device, const StateShape& shape, int num_buckets, std::function<at::Tensor(int)> param_bucket)
+      : device_(device), shape_(shape), param_bucket_(std::move(param_bucket)), buckets_(static_cast<std::size_t>(num_buckets)) {}
+
+  [[nodiscard]] Home home() const noexcept override { return Home::kDevice; }
+
+ protected:
+  [[nodiscard]] StateView acquire(int bucket) override {
+    auto& slot = buckets_.at(static_cast<std::size_t>(bucket));
+    if (!slot) {
+      const at::Tensor param = param_bucket_(bucket);
+      slot = Slot{zeroed(nbytes_of(param.numel(), shape_.rest_nbytes)), zeroed(nbytes_of(param.numel(), shape_.num_states < 1 ? 0 : 4)),
+                  zeroed(nbytes_of(param.numel(), shape_.num_states < 2 ? 0 : 4)), param};
+    }
+    return {.param = slot->param.data_ptr(),
+            .rest = slot->rest.defined() ? slot->rest.data_ptr() : nullptr,
+            .state1 = slot->state1.defined() ? static_cast<float*>(slot->state1.data_ptr()) : nullptr,
+            .state2 = slot->state2.defined() ? static_cast<float*>(slot->state2.data_ptr()) : nullptr};
+  }
+  void release(int /*bucket*/) noexcept override {}
+
+ private:
+  struct Slot {
+    at::Tensor rest, state1, state2, param;
+  };
+
+  at::Tensor zeroed(std::size_t nbytes) {
+    if (nbytes == 0) {
+      return {};
+    }
+    at::Tensor tensor = device_.allocate(static_cast<std::int64_t>(nbytes), at::kByte, Owner::kOptimizerStates);
+    device_.fill_zero(tensor.data_ptr(), nbytes);
+    return tensor;
+  }
+
+  Device& device_;
+  StateShape shape_;
+  std::function<at::Tensor(int)> param_bucket_;
+  std::vector<std::optional<Slot>> buckets_;
+};
+
+class HostStore final : public StateStore {
+ public:
+  HostStore(HostMemory& memory, const StateShape& shape, const std::vector<std::int64_t>& bucket_numels) {
+    const auto numel = std::accumulate(bucket_numels.begin(), bucket_numels.end(), std::int64_t{0});
+    slab_ = HostSlab(memory, nbytes_of(numel, shape.host_nbytes(Home::kHost)), {.owner = "optimizer states"}, torch_parallel_for());
+    // Component by component inside a bucket: widths are multiples of 2 and buckets of 64 elements, so all stay aligned.
+    std::byte* next = slab_.data().data();
+    for (const std::int64_t count : bucket_numels) {
+      const auto take = [&next, count](std::size_t width) {
+        return width == 0 ? nullptr : std::exchange(next, next + nbytes_of(count, width));
+      };
+      StateView view;
+      view.state1 = reinterpret_cast<float*>(take(shape.num_states < 1 ? 0 : 4));
+      view.state2 = reinterpret_cast<float*>(take(shape.num_states < 2 ? 0 : 4));
+      view.rest = take(shape.rest_nbytes);
+      view.param = take(shape.param_nbytes);
+      views_.push_back(view);
+    }
+  }
+
+  [[nodiscard]] Home home() const noexcept override { return Home::kHost; }
+
+ protected:
+  [[nodiscard]] StateView acquire(int bucket) override { return views_.at(static_cast<std::size_t>(bucket)); }
+  void release(int /*bucket*/) noexcept override {}
+
+ private:
+  HostSlab slab_;
+  std::vector<StateView> views_;
+};
+
+}  // namespace
+
+Lease::~Lease() {
+  if (store_ != nullptr) {
+    store_->release(bucket_);
+    store_->leased_[static_cast<std::size_t>(bucket_)] = false;
+  }
+}
+
+Lease StateStore::lease(int bucket) {
+  PANNIER_CHECK(bucket >= 0, fmt::format("bucket {}", bucket));
+  const auto index = static_cast<std::size_t>(bucket);
+  if (leased_.size() <= index) {
+    leased_.resize(index + 1, false);
+  }
+  PANNIER_CHECK(!leased_[index], fmt::format("bucket {} is leased already", bucket));
+  StateView view = acquire(bucket);
+  leased_[index] = true;
+  return {*this, bucket, view};
+}
+
+std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& shape, int num_buckets,
+                                              std::function<at::Tensor(int)> param_bucket) {
+  return std::make_unique<DeviceStore>(device, shape, num_buckets, std::move(param_bucket));
+}
+
+std::unique_ptr<StateStore> make_host_store(HostMemory& memory, const StateShape& shape,
+                                            const std::vector<std::int64_t>& bucket_numels) {
+  return std::make_unique<HostStore>(memory, shape, bucket_numels);
+}
+
+}  // namespace pannier

@@ -1,0 +1,53 @@
+// Chooses and builds the parts of an engine, once: which reducer and gatherer a stage wants, which store and update path a
+// home wants. No other file tests the stage or the home.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pannier/comm/communicator.h"
+#include "pannier/device/device.h"
+#include "pannier/layout/bucket_layout.h"
+#include "pannier/optim/update_pipeline.h"
+#include "pannier/plan/memory_plan.h"
+#include "pannier/zero/gradient_reducer.h"
+
+namespace pannier {
+
+/// What decides the parts.
+struct PartsOptions {
+  int stage = 0;                                  ///< 0 to 3.
+  Home optimizer_home = Home::kDevice;            ///< kDevice or kHost.
+  at::ScalarType dtype = at::kFloat;              ///< Of parameters and gradients.
+  kernels::Algorithm algorithm = kernels::Algorithm::kAdamW;
+  double momentum = 0.0;                          ///< SGD: the greatest of any group; 0 needs no momentum buffer.
+  double initial_state1 = 0.0;                    ///< Adagrad's initial accumulator value.
+  bool accumulates = false;                       ///< More than one micro-batch a step.
+  bool sum_in_own_type = false;                   ///< 16-bit sums, on request.
+  BucketOptions buckets;
+};
+
+/// The parts, in order of dependence.
+struct Parts {
+  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<BucketLayout> layout;
+  std::unique_ptr<ParameterBuckets> parameters;
+  std::unique_ptr<StateStore> states;
+  std::unique_ptr<GradientStore> gradients;
+  std::unique_ptr<UpdatePath> path;
+  std::unique_ptr<UpdatePipeline> pipeline;
+  std::unique_ptr<GradientReducer> reducer;
+};
+
+/// What the parts will hold, without building them. `unmanaged_nbytes`: frozen parameters and buffers.
+[[nodiscard]] MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
+                                         std::size_t unmanaged_nbytes);
+
+/// Builds the parts for these parameters and moves them into their buckets. `device` and `memory` must outlive the parts.
+/// Throws ConfigError, OutOfMemoryError or torch's out-of-memory error.
+[[nodiscard]] Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, std::vector<at::Tensor> parameters,
+                                std::vector<std::string> names);
+
+}  // namespace pannier

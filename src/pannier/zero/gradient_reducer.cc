@@ -1,0 +1,199 @@
+#include "pannier/zero/gradient_reducer.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+#include "pannier/device/dtype.h"
+
+namespace pannier {
+
+GradientReducer::GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters, GradientStore& store,
+                                 Communicator& communicator)
+    : device_(device), layout_(layout), parameters_(parameters), store_(store), communicator_(communicator),
+      listener_(std::make_shared<GradientListener>([this](int parameter) { receive(parameter); })),
+      fired_(static_cast<std::size_t>(parameters.num_parameters())), used_(fired_.size()),
+      open_(static_cast<std::size_t>(layout.num_buckets())) {
+  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+    hooks_.emplace_back(parameters_.parameter(i), i, listener_);
+  }
+}
+
+int GradientReducer::expected(int parameter) const {
+  const std::size_t index = backward_index_ - 1;
+  return index < record_.size() ? record_[index][static_cast<std::size_t>(parameter)] : 0;
+}
+
+void GradientReducer::begin_backward(bool last) {
+  PANNIER_CHECK(!in_backward_, "a backward began inside another");
+  in_backward_ = true;
+  last_backward_ = last;
+  ++backward_index_;
+  std::fill(fired_.begin(), fired_.end(), 0);
+  for (int b = 0; b < layout_.num_buckets(); ++b) {
+    OpenBucket& open = open_[static_cast<std::size_t>(b)];
+    open = {};
+    // A parameter that has never fired keeps its bucket open: when it is used one day, it must find it so.
+    open.num_waiting = static_cast<int>(layout_.buckets()[static_cast<std::size_t>(b)].segments.size());
+  }
+}
+
+void GradientReducer::check_gradient(int parameter, const at::Tensor& gradient) const {
+  const std::string& name = parameters_.name(parameter);
+  if (gradient.layout() != at::kStrided) {
+    throw ConfigError(fmt::format("the gradient of {} is sparse, which is not supported; use sparse=False in its module", name));
+  }
+  if (gradient.scalar_type() != parameters_.dtype() || gradient.device() != device_.torch_device()) {
+    throw ConfigError(fmt::format("the gradient of {} is {} on {}, expected {} on {}", name, c10::toString(gradient.scalar_type()),
+                                  gradient.device().str(), c10::toString(parameters_.dtype()), device_.torch_device().str()));
+  }
+  if (gradient.grad_fn() != nullptr) {
+    throw ConfigError(fmt::format("the gradient of {} has a graph of its own: create_graph=True is not supported", name));
+  }
+}
+
+void GradientReducer::receive(int parameter) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor& holder = const_cast<at::Tensor&>(parameters_.parameter(parameter)).mutable_grad();
+  if (!holder.defined()) {
+    return;  // The parameter took part, but the graph gave it nothing.
+  }
+  check_gradient(parameter, holder);
+  if (!in_backward_) {
+    begin_unannounced_();
+  }
+  const at::Tensor gradient = std::exchange(holder, at::Tensor());
+  const auto index = static_cast<std::size_t>(parameter);
+  const int bucket = layout_.bucket_of(parameter);
+  OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
+  if (open.closed) {
+    record_[backward_index_ - 1][index] = fired_[index] + 1;
+    throw ConfigError(fmt::format("a gradient of {} arrived after its bucket was closed: it came {} times in this backward, {} in "
+                                  "earlier steps. This step's gradients are dropped; later steps wait for it",
+                                  parameters_.name(parameter), fired_[index] + 1, fired_[index]));
+  }
+  if (!open.gradient.defined()) {
+    const auto numel = layout_.buckets()[static_cast<std::size_t>(bucket)].numel;
+    open.gradient = device_.allocate(numel, parameters_.dtype(), Owner::kGradients);
+  }
+  const Segment& segment = layout_.segment_of(parameter);
+  const at::Tensor place = parameters_.view_like_parameter(open.gradient.narrow(0, segment.offset, segment.numel), parameter);
+  if (fired_[index] == 0) {
+    place.copy_(gradient);
+  } else {
+    place.add_(gradient);
+  }
+  ++fired_[index];
+  used_[index] = true;
+  if (recorded_ && fired_[index] == expected(parameter) && --open.num_waiting == 0) {
+    close(bucket);
+  }
+}
+
+void GradientReducer::close(int bucket) {
+  OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
+  open.closed = true;
+  if (!open.gradient.defined()) {
+    return;
+  }
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    if (fired_[static_cast<std::size_t>(segment.parameter)] == 0 && segment.numel > 0) {
+      const at::Tensor unused = open.gradient.narrow(0, segment.offset, segment.numel);
+      device_.fill_zero(unused.data_ptr(), unused.nbytes());
+    }
+    // Padding travels with its bucket; it must not be garbage.
+    const std::int64_t end = segment.offset + segment.numel;
+    const at::Tensor padding = open.gradient.narrow(0, end, round_up(end, kSegmentAlignment) - end);
+    device_.fill_zero(padding.data_ptr(), padding.nbytes());
+  }
+  store_.add(bucket, std::exchange(open.gradient, {}), last_backward_);
+}
+
+void GradientReducer::end_backward() {
+  PANNIER_CHECK(in_backward_, "a backward ended that had not begun");
+  for (int b = 0; b < layout_.num_buckets(); ++b) {
+    if (!open_[static_cast<std::size_t>(b)].closed) {
+      close(b);
+    }
+  }
+  in_backward_ = false;
+  if (record_.size() < backward_index_) {
+    record_.push_back(fired_);
+    return;
+  }
+  auto& record = record_[backward_index_ - 1];
+  for (std::size_t i = 0; i < record.size(); ++i) {
+    record[i] = std::max(record[i], fired_[i]);
+  }
+}
+
+GradientSummary GradientReducer::finish_window() {
+  if (in_backward_) {
+    end_backward();
+  }
+  GradientSummary summary;
+  kernels::GradientStats stats;
+  for (int b = 0; b < layout_.num_buckets(); ++b) {
+    const GradientView view = store_.view(b);
+    if (view.data == nullptr) {
+      continue;
+    }
+    const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
+    const Shard shard = shard_of(layout_.buckets()[static_cast<std::size_t>(b)], communicator_.rank(), communicator_.world_size());
+    for (const Piece& piece : shard.pieces) {
+      if (!used(piece.parameter)) {
+        continue;
+      }
+      const auto* data = static_cast<const char*>(view.data) + nbytes_of(piece.bucket_offset, width);
+      const auto part = store_.compute().gradient_stats(data, view.type, piece.numel);
+      stats.sum_of_squares.add(part.sum_of_squares);
+      stats.num_nonfinite += part.num_nonfinite;
+      if (part.num_nonfinite > 0 && (summary.first_nonfinite_parameter < 0 || piece.parameter < summary.first_nonfinite_parameter)) {
+        summary.first_nonfinite_parameter = piece.parameter;
+      }
+    }
+  }
+  communicator_.sum(stats.sum_of_squares.limbs());
+  communicator_.sum({&stats.num_nonfinite, 1});
+  summary.sum_of_squares = stats.sum_of_squares.value();
+  summary.num_nonfinite = stats.num_nonfinite;
+  return summary;
+}
+
+void GradientReducer::drop_window(bool complete) {
+  in_backward_ = false;
+  for (int b = 0; b < layout_.num_buckets(); ++b) {
+    open_[static_cast<std::size_t>(b)] = {};
+    store_.drop(b);
+  }
+  recorded_ = recorded_ || (complete && backward_index_ > 0);
+  if (!recorded_) {
+    record_.clear();
+  }
+  backward_index_ = 0;
+  std::fill(used_.begin(), used_.end(), false);
+}
+
+void GradientReducer::check_hooks() {
+  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+    const at::Tensor& parameter = parameters_.parameter(i);
+    if (!parameter.requires_grad()) {
+      continue;  // Frozen for now: it gets no gradient and so no update.
+    }
+    if (parameter.grad().defined()) {
+      throw ConfigError(fmt::format("parameter {} holds a gradient in .grad at step(), which the engine would not use: gradients come "
+                                    "from backward; to change them use the engine's own functions",
+                                    parameters_.name(i)));
+    }
+    if (!hooks_[static_cast<std::size_t>(i)].is_on(parameter)) {
+      hooks_[static_cast<std::size_t>(i)] = GradientHook(parameter, i, listener_);
+    }
+  }
+}
+
+}  // namespace pannier

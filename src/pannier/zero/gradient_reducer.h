@@ -1,0 +1,99 @@
+// Gradients on their way from autograd to the update. The hook moves each gradient into its bucket; when a bucket is full
+// it is closed: reduced over ranks and handed to the GradientStore, while backward goes on.
+//
+// When is a bucket full? Counting one firing a parameter would be wrong: checkpointed segments fire a shared parameter
+// several times, and some parameters are not used at all. So:
+//  1. In the first window nothing closes before its backward ends; how often each parameter fires in the window's first,
+//     second, ... backward is recorded.
+//  2. Later, a bucket closes in a backward as soon as each of its parameters has fired as often as recorded; one with a
+//     parameter that has never fired waits for the end.
+//  3. What is still open closes when the backward ends.
+//  4. A gradient that arrives after its bucket was closed in the same backward is an error that names the parameter; the
+//     window is dropped, and the record raised so that it does not happen again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pannier/comm/communicator.h"
+#include "pannier/device/device.h"
+#include "pannier/layout/bucket_layout.h"
+#include "pannier/tier/gradient_store.h"
+#include "pannier/tier/parameter_buckets.h"
+#include "pannier/zero/gradient_hook.h"
+
+namespace pannier {
+
+/// What the window's gradients are like, before any scale is taken out.
+struct GradientSummary {
+  double sum_of_squares = 0;               ///< Over all elements that are finite block by block.
+  std::int64_t num_nonfinite = 0;
+  int first_nonfinite_parameter = -1;      ///< In the model's order; -1 when all are finite.
+};
+
+/// Collects gradients over one accumulation window. Called by autograd's thread while a backward runs, otherwise by the
+/// engine's; never by two at once.
+class GradientReducer {
+ public:
+  GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters, GradientStore& store,
+                  Communicator& communicator);
+
+  /// Opens a backward. `last`: it is the window's last, as far as is known.
+  void begin_backward(bool last);
+  /// Closes what is open. Throws nothing that a complete backward can cause.
+  void end_backward();
+  [[nodiscard]] bool in_backward() const noexcept { return in_backward_; }
+  /// Whether any gradient has arrived in this window, or a backward ran without one.
+  [[nodiscard]] bool window_has_backward() const noexcept { return backward_index_ > 0 || in_backward_; }
+
+  /// Ends the window: afterwards every used parameter's sum is in the store. Returns the norm over all ranks.
+  [[nodiscard]] GradientSummary finish_window();
+  /// Whether a parameter got a gradient in this window.
+  [[nodiscard]] bool used(int parameter) const { return used_.at(static_cast<std::size_t>(parameter)); }
+  /// Forgets the window's gradients and starts a new one. `complete`: its firings are as good a record as any.
+  void drop_window(bool complete);
+
+  /// Hooks parameters again whose autograd node was replaced, and throws ConfigError for one that no longer requires a
+  /// gradient or holds one in `.grad`, where nobody would see it.
+  void check_hooks();
+  /// Removes the hooks; gradients then stay in `.grad`.
+  void unhook() { hooks_.clear(); }
+  /// Called for a gradient outside of begin_backward and end_backward; may throw to refuse it.
+  void on_unannounced(std::function<void()> begin) { begin_unannounced_ = std::move(begin); }
+
+ private:
+  struct OpenBucket {
+    at::Tensor gradient;                     ///< Flat, in the parameters' type; undefined until a gradient arrives.
+    int num_waiting = 0;                     ///< Parameters that have not fired as often as recorded.
+    bool closed = false;                     ///< In this backward.
+  };
+
+  void receive(int parameter);
+  void check_gradient(int parameter, const at::Tensor& gradient) const;
+  void close(int bucket);
+  [[nodiscard]] int expected(int parameter) const;
+
+  Device& device_;
+  const BucketLayout& layout_;
+  ParameterBuckets& parameters_;
+  GradientStore& store_;
+  Communicator& communicator_;
+  std::shared_ptr<GradientListener> listener_;
+  std::vector<GradientHook> hooks_;
+  std::function<void()> begin_unannounced_;
+
+  bool in_backward_ = false;
+  bool last_backward_ = false;
+  std::size_t backward_index_ = 0;           ///< Backwards that have begun in this window.
+  bool recorded_ = false;                    ///< A complete window has been seen.
+  std::vector<std::vector<int>> record_;     ///< [backward][parameter]: firings.
+  std::vector<int> fired_;                   ///< In this backward, by parameter.
+  std::vector<bool> used_;
+  std::vector<OpenBucket> open_;
+};
+
+}  // namespace pannier
