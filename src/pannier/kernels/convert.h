@@ -18,6 +18,7 @@ void join_master(const std::uint16_t* hi, const std::int16_t* lo, float* master,
                  const ParallelFor& parallel, const std::string& target = {});
 
 /// Rounds fp32 to fp16 bits, to nearest even; NaN becomes 0x7E00.
-void to_fp16(const float* from, std::uint16_t* to, std::int64_t numel, const ParallelFor& parallel, const std::string& target = {});
+void to_fp16(const float* from, std::uint16_t* to, std::int64_t numel, const ParallelFor& parallel,
+             const std::string& target = {});
 
 }  // namespace pannier::kernels

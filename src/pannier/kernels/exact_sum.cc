@@ -22,7 +22,8 @@ bool bit(std::span<const std::uint64_t> limbs, int index) {
 }  // namespace
 
 void ExactSum::add(double value) {
-  PANNIER_CHECK(value >= 0 && value <= 0x1p300, fmt::format("an exact sum takes numbers from 0 to 2^300, got {}", value));
+  PANNIER_CHECK(value >= 0 && value <= 0x1p300,
+                fmt::format("an exact sum takes numbers from 0 to 2^300, got {}", value));
   int exponent = 0;
   const double fraction = std::frexp(value, &exponent);  // In [0.5, 1), or 0.
   auto mantissa = static_cast<std::uint64_t>(std::ldexp(fraction, kMantissaBits));

@@ -1,6 +1,6 @@
-// The maths of every kernel as plain loops. Each line is one IEEE fp32 operation, rounded to nearest even with denormals
-// kept; std::fma rounds once; nothing else may be contracted. SIMD and CUDA perform the same operations in the same
-// order and give the same bits. NaN is stored as one canonical NaN.
+// The maths of every kernel as plain loops. Each line is one IEEE fp32 operation, rounded to nearest even with
+// denormals kept; std::fma rounds once; nothing else may be contracted. SIMD and CUDA perform the same operations in
+// the same order and give the same bits. NaN is stored as one canonical NaN.
 #pragma once
 
 #include <cmath>

@@ -57,8 +57,7 @@ cpu::UpdateKernel checked_kernel(Algorithm algorithm, StateFormat format, const 
   const GradType type = buffers.grad_type;
   PANNIER_CHECK(!(format == StateFormat::kBf16 && type == GradType::kFp16), "a bf16 parameter has no fp16 gradient");
   PANNIER_CHECK(!(format == StateFormat::kFp16 && type == GradType::kBf16), "an fp16 parameter has no bf16 gradient");
-  const auto kernel =
-      find_kernel(target, {algorithm, format, type, buffers.state1 != nullptr, coefficients.nesterov});
+  const auto kernel = find_kernel(target, {algorithm, format, type, buffers.state1 != nullptr, coefficients.nesterov});
   PANNIER_CHECK(kernel != nullptr, fmt::format("no kernel for algorithm {}", static_cast<int>(algorithm)));
   return kernel;
 }

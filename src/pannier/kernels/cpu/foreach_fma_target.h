@@ -11,5 +11,5 @@
 // The dispatch table of a function that exists in each target's namespace; `plain` serves Target::kReference.
 #ifndef PANNIER_TARGET_TABLE
 #define PANNIER_TARGET_TABLE(function, plain) \
-  { HWY_CHOOSE_AVX3(function), HWY_CHOOSE_AVX2(function), HWY_CHOOSE_NEON(function), plain }
+  {HWY_CHOOSE_AVX3(function), HWY_CHOOSE_AVX2(function), HWY_CHOOSE_NEON(function), plain}
 #endif

@@ -22,9 +22,7 @@ struct Fp32Weight {
   static HWY_INLINE Vec load(const float* param, const float* /*rest*/, std::size_t i) {
     return hn::LoadU(F32(), param + i);
   }
-  static HWY_INLINE void store(Vec w, float* param, float* /*rest*/, std::size_t i) {
-    hn::StoreU(w, F32(), param + i);
-  }
+  static HWY_INLINE void store(Vec w, float* param, float* /*rest*/, std::size_t i) { hn::StoreU(w, F32(), param + i); }
 };
 struct Fp16Weight {
   using Param = std::uint16_t;
