@@ -18,6 +18,9 @@ class ExactSum {
   void add(double value);
   /// Adds another sum.
   void add(const ExactSum& other);
+  /// Carries between limbs, so that each but the last lies in [0, 2^32); the number stays the same. Limbs of carried
+  /// sums can be added 2^31 times before the next carry.
+  void carry();
   /// The sum rounded to the nearest fp64.
   [[nodiscard]] double value() const;
   /// The limbs, least significant first, in the redundant form that integer addition keeps valid.

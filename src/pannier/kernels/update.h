@@ -81,6 +81,10 @@ struct UpdateBuffers {
 void update(Algorithm algorithm, StateFormat format, const UpdateCoefficients& coefficients,
             const UpdateBuffers& buffers, const std::string& target = {});
 
+/// Elements [begin, begin + numel) of a run.
+[[nodiscard]] UpdateBuffers slice(StateFormat format, const UpdateBuffers& buffers, std::int64_t begin,
+                                  std::int64_t numel);
+
 /// One entry of a batch: a run with its own constants.
 struct UpdateTask {
   UpdateCoefficients coefficients;
