@@ -24,7 +24,7 @@ struct HostMemoryOptions {
   /// Left free on the machine, for page tables and everything that is not ours.
   std::size_t headroom_bytes = std::size_t{64} << 20;
   /// Says how many bytes the machine has left; empty asks the kernel and the cgroup. Must be thread-safe.
-  std::function<std::size_t()> bytes_available;
+  std::function<std::size_t()> bytes_available = nullptr;
 };
 
 /// Bytes that are resident now, and their maximum so far.
@@ -58,8 +58,6 @@ class HostClaim {
 
   [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
   [[nodiscard]] const std::string& owner() const noexcept { return owner_; }
-  /// False in a forked child, where nothing may be unmapped or locked on behalf of the parent.
-  [[nodiscard]] bool in_own_process() const noexcept;
 
  private:
   friend class HostMemory;
@@ -70,7 +68,7 @@ class HostClaim {
   std::string owner_;
   std::size_t nbytes_ = 0;
   std::size_t settled_bytes_ = 0;
-  pid_t process_ = 0;
+  pid_t process_ = 0;  ///< Who claimed.
 };
 
 /// Counts host memory by owner and guards the budget. Thread-safe. Must outlive its claims.
@@ -96,7 +94,7 @@ class HostMemory {
  private:
   friend class HostClaim;
   struct Room {
-    std::uint64_t settled_times = 0;
+    std::uint64_t changes = 0;
     std::size_t machine_bytes = 0;
   };
   [[nodiscard]] Room look_at_machine() const;
@@ -109,7 +107,7 @@ class HostMemory {
   mutable std::mutex account_mutex_;  ///< Guards everything below.
   HostMemoryStats stats_;
   std::size_t untouched_bytes_ = 0;  ///< Claimed, not resident yet: the machine's figure still holds them as free.
-  std::uint64_t settled_times_ = 0;  ///< Tells whether a figure of the machine was read before some claim settled.
+  std::uint64_t changes_ = 0;        ///< Tells whether a figure of the machine is older than the account.
 };
 
 }  // namespace pannier

@@ -12,6 +12,7 @@
 
 #include "pannier/base/error.h"
 #include "pannier/base/parallel.h"
+#include "pannier/mem/guarded_mapping.h"
 #include "pannier/mem/host_memory.h"
 
 namespace pannier {
@@ -25,7 +26,7 @@ enum class NumaPolicy {
 
 /// Options of HostSlab.
 struct HostSlabOptions {
-  std::string owner;                                 ///< What the memory is for; errors and the account name it.
+  std::string owner = {};                            ///< What the memory is for; errors and the account name it.
   NumaPolicy numa_policy = NumaPolicy::kFirstTouch;  ///< Where the pages come from.
   int numa_node = -1;                                ///< For kNode only.
   bool huge_pages = true;                            ///< Back whole 2 MiB ranges by huge pages where there are any.
@@ -36,8 +37,6 @@ struct HostSlabOptions {
 /// Owns one zero-filled, resident mapping. Move-only; not thread-safe itself, its bytes are the user's business.
 class HostSlab {
  public:
-  static constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
-
   /// An empty slab.
   HostSlab() noexcept = default;
 
@@ -46,23 +45,24 @@ class HostSlab {
   /// possible; ConfigError for a NUMA node that is not there. `memory` must outlive the slab.
   HostSlab(HostMemory& memory, std::size_t nbytes, const HostSlabOptions& options,
            const ParallelFor& parallel_for = serial_for);
-  HostSlab(HostSlab&& other) noexcept;
+  HostSlab(HostSlab&& other) noexcept = default;
   HostSlab& operator=(HostSlab&& other) noexcept;
   HostSlab(const HostSlab&) = delete;
   HostSlab& operator=(const HostSlab&) = delete;
-  ~HostSlab();
+  ~HostSlab() = default;
 
-  /// The bytes asked for. Begins on a huge-page boundary when there are at least kHugePageBytes, else on a page.
-  [[nodiscard]] std::span<std::byte> data() noexcept { return {begin_, nbytes_}; }
-  [[nodiscard]] std::span<const std::byte> data() const noexcept { return {begin_, nbytes_}; }
+  /// The bytes asked for. Begins on a multiple of 2 MiB when there are that many, else on a page.
+  [[nodiscard]] std::span<std::byte> data() noexcept { return {mapping_.begin(), mapping_.nbytes()}; }
+  [[nodiscard]] std::span<const std::byte> data() const noexcept { return {mapping_.begin(), mapping_.nbytes()}; }
 
   /// The same bytes as elements; their size must be a multiple of the element's.
   template <class T>
   [[nodiscard]] std::span<T> as() {
     static_assert(std::is_trivially_copyable_v<T>);
-    PANNIER_CHECK(nbytes_ % sizeof(T) == 0, "slab of " + std::to_string(nbytes_) + " bytes holds no whole number of " +
-                                                std::to_string(sizeof(T)) + "-byte elements");
-    return {reinterpret_cast<T*>(begin_), nbytes_ / sizeof(T)};
+    PANNIER_CHECK(nbytes() % sizeof(T) == 0, "slab of " + std::to_string(nbytes()) +
+                                                 " bytes holds no whole number of " + std::to_string(sizeof(T)) +
+                                                 "-byte elements");
+    return {reinterpret_cast<T*>(mapping_.begin()), nbytes() / sizeof(T)};
   }
   /// The same, for reading.
   template <class T>
@@ -70,22 +70,18 @@ class HostSlab {
     return const_cast<HostSlab*>(this)->as<T>();
   }
 
-  [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
+  [[nodiscard]] std::size_t nbytes() const noexcept { return mapping_.nbytes(); }
   /// What is mapped and counted: nbytes() rounded up to the page.
-  [[nodiscard]] std::size_t mapped_bytes() const noexcept { return mapped_bytes_; }
+  [[nodiscard]] std::size_t mapped_bytes() const noexcept { return mapping_.mapped_bytes(); }
   [[nodiscard]] const std::string& owner() const noexcept { return claim_.owner(); }
   /// False when the kernel refused the NUMA policy (a container may not be allowed to set one): a matter of speed only.
   [[nodiscard]] bool numa_placed() const noexcept { return numa_placed_; }
 
  private:
-  void unmap() noexcept;
-  void place(const HostSlabOptions& options);
   void fill(const ParallelFor& parallel_for);
 
-  HostClaim claim_;
-  std::byte* begin_ = nullptr;
-  std::size_t nbytes_ = 0;
-  std::size_t mapped_bytes_ = 0;
+  HostClaim claim_;  ///< Before the mapping, so that bytes are given back when they are unmapped, not sooner.
+  GuardedMapping mapping_;
   bool numa_placed_ = true;
 };
 
