@@ -24,7 +24,7 @@ enum class AutoUse : std::uint8_t { kAlways, kOptimizer, kSchedule };
 
 /// A key left "auto" that decides something.
 struct LeftOverAuto {
-  std::string path;
+  std::string path = {};
   AutoUse use = AutoUse::kAlways;
 };
 
@@ -47,14 +47,15 @@ struct BatchSizes {
 
 /// The zero_optimization section. An empty optional leaves the choice to the planner.
 struct Zero {
-  int stage = 0;                                  ///< 0 to 3.
-  Home optimizer_home = Home::kDevice;            ///< offload_optimizer.device.
-  Home param_home = Home::kDevice;                ///< offload_param.device; needs stage 3.
-  std::string optimizer_nvme_path;                ///< offload_optimizer.nvme_path; empty unless given.
-  std::string param_nvme_path;                    ///< offload_param.nvme_path; empty unless given.
-  double ratio = 1.0;                             ///< offload_optimizer.ratio: share of the states that goes.
-  std::optional<std::int64_t> buffer_count;       ///< Staging buffers of the NVMe home (offload_optimizer).
-  std::optional<std::size_t> buffer_nbytes;       ///< offload_optimizer.buffer_size: bytes of one staging buffer.
+  int stage = 0;                                            ///< 0 to 3.
+  Home optimizer_home = Home::kDevice;                      ///< offload_optimizer.device.
+  Home param_home = Home::kDevice;                          ///< offload_param.device; needs stage 3.
+  std::string optimizer_nvme_path = {};                     ///< offload_optimizer.nvme_path; empty unless given.
+  std::string param_nvme_path = {};                         ///< offload_param.nvme_path; empty unless given.
+  double ratio = 1.0;                                       ///< offload_optimizer.ratio: share of the states that goes.
+  std::optional<std::int64_t> buffer_count = std::nullopt;  ///< Staging buffers of the NVMe home (offload_optimizer).
+  std::optional<std::size_t> buffer_nbytes =
+      std::nullopt;                               ///< offload_optimizer.buffer_size: bytes of one staging buffer.
   std::int64_t param_buffer_count = 5;            ///< offload_param.buffer_count.
   std::int64_t param_buffer_numel = 100'000'000;  ///< offload_param.buffer_size, in elements as in DeepSpeed.
   std::int64_t param_max_in_host_numel = 1'000'000'000;  ///< offload_param.max_in_cpu.
@@ -63,18 +64,18 @@ struct Zero {
   bool bucket_given = false;                             ///< bucket_numel was written, not chosen here.
   bool ignore_unused_parameters = true;                  ///< false: a parameter without gradient is an error.
   bool gather_16bit_weights_on_model_save = false;       ///< Stage 3: consolidated 16-bit saving is allowed.
-  std::optional<std::int64_t> prefetch_bucket_numel;     ///< stage3_prefetch_bucket_size.
-  std::optional<std::int64_t> param_persistence_numel;   ///< stage3_param_persistence_threshold.
-  std::optional<std::int64_t> max_live_numel;            ///< stage3_max_live_parameters.
-  std::optional<std::int64_t> max_reuse_distance_numel;  ///< stage3_max_reuse_distance.
-  std::optional<std::int64_t> sub_group_numel;           ///< sub_group_size.
+  std::optional<std::int64_t> prefetch_bucket_numel = std::nullopt;     ///< stage3_prefetch_bucket_size.
+  std::optional<std::int64_t> param_persistence_numel = std::nullopt;   ///< stage3_param_persistence_threshold.
+  std::optional<std::int64_t> max_live_numel = std::nullopt;            ///< stage3_max_live_parameters.
+  std::optional<std::int64_t> max_reuse_distance_numel = std::nullopt;  ///< stage3_max_reuse_distance.
+  std::optional<std::int64_t> sub_group_numel = std::nullopt;           ///< sub_group_size.
 };
 
 /// The optimizer section.
 struct OptimizerConfig {
-  std::string type;  ///< As written.
+  std::string type = {};  ///< As written.
   kernels::Algorithm algorithm = kernels::Algorithm::kAdamW;
-  kernels::Hyperparameters hyper;          ///< Defaults of the type filled in.
+  kernels::Hyperparameters hyper = {};     ///< Defaults of the type filled in.
   double initial_accumulator_value = 0.0;  ///< Adagrad.
 };
 
@@ -89,13 +90,14 @@ enum class TagValidation : std::uint8_t { kIgnore, kWarn, kFail };
 
 /// The pannier section: keys of our own.
 struct PannierOptions {
-  std::optional<std::size_t> device_memory_nbytes;  ///< Budget on the device; not given: what is free.
-  std::optional<std::size_t> host_memory_nbytes;    ///< Budget on the host; not given: what the limits allow.
-  bool unknown_keys_warn = false;                   ///< unknown_keys "warn": unknown keys become notes.
-  bool memory_timeline = false;                     ///< Record device memory over a step.
-  bool overlap_step = false;                        ///< step() returns before all parameters are in place.
-  double collective_timeout_seconds = 600;          ///< A collective that takes longer is an error.
-  int threads = 0;                                  ///< Worker threads per rank; 0: chosen from the machine.
+  std::optional<std::size_t> device_memory_nbytes = std::nullopt;  ///< Budget on the device; not given: what is free.
+  std::optional<std::size_t> host_memory_nbytes =
+      std::nullopt;                         ///< Budget on the host; not given: what the limits allow.
+  bool unknown_keys_warn = false;           ///< unknown_keys "warn": unknown keys become notes.
+  bool memory_timeline = false;             ///< Record device memory over a step.
+  bool overlap_step = false;                ///< step() returns before all parameters are in place.
+  double collective_timeout_seconds = 600;  ///< A collective that takes longer is an error.
+  int threads = 0;                          ///< Worker threads per rank; 0: chosen from the machine.
 };
 
 }  // namespace pannier

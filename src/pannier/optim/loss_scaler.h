@@ -60,6 +60,9 @@ class LossScaler {
   void load_state(const LossScalerState& state);
 
  private:
+  void lower(const std::string& first_bad_parameter);
+  void maybe_raise();
+
   LossScaleOptions options_;
   LossScalerState state_;
 };

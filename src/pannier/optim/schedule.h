@@ -41,7 +41,7 @@ struct ScheduleOptions {
 
   // WarmupLR, WarmupDecayLR, WarmupCosineLR.
   PerGroup warmup_min_lr = 0.0;          ///< Not WarmupCosineLR.
-  PerGroup warmup_max_lr;                ///< Not given: each group's own lr. Not WarmupCosineLR.
+  PerGroup warmup_max_lr = {};           ///< Not given: each group's own lr. Not WarmupCosineLR.
   std::int64_t warmup_num_steps = 1000;  ///< 0: no warm-up. 1 counts as 2, as in DeepSpeed.
   WarmupCurve warmup_type = WarmupCurve::kLog;
   std::int64_t total_num_steps = 0;  ///< WarmupDecayLR and WarmupCosineLR; must be given (positive).
@@ -49,15 +49,15 @@ struct ScheduleOptions {
   double cos_min_ratio = 1e-4;       ///< WarmupCosineLR: where the cosine ends.
 
   // OneCycle.
-  PerGroup cycle_min_lr;                                 ///< Must be given.
-  PerGroup cycle_max_lr;                                 ///< Must be given.
-  double decay_lr_rate = 0.0;                            ///< Decay after the cycle.
-  double cycle_first_step_size = 2000;                   ///< Iterations going up.
-  std::optional<double> cycle_second_step_size;          ///< Iterations going down; not given: as many as up.
-  std::int64_t cycle_first_stair_count = 0;              ///< 0: no stairs.
-  std::optional<std::int64_t> cycle_second_stair_count;  ///< Not given: as many as in the first half.
-  double decay_step_size = 0;                            ///< 0: no decay.
-  bool cycle_momentum = true;                            ///< beta1 runs the other way (beta2 becomes 0.99).
+  PerGroup cycle_min_lr = {};                                   ///< Must be given.
+  PerGroup cycle_max_lr = {};                                   ///< Must be given.
+  double decay_lr_rate = 0.0;                                   ///< Decay after the cycle.
+  double cycle_first_step_size = 2000;                          ///< Iterations going up.
+  std::optional<double> cycle_second_step_size = std::nullopt;  ///< Iterations going down; not given: as many as up.
+  std::int64_t cycle_first_stair_count = 0;                     ///< 0: no stairs.
+  std::optional<std::int64_t> cycle_second_stair_count = std::nullopt;  ///< Not given: as many as in the first half.
+  double decay_step_size = 0;                                           ///< 0: no decay.
+  bool cycle_momentum = true;  ///< beta1 runs the other way (beta2 becomes 0.99).
   PerGroup cycle_min_mom = 0.8;
   PerGroup cycle_max_mom = 0.9;
   double decay_mom_rate = 0.0;
@@ -93,7 +93,10 @@ class Schedule {
 
  private:
   void validate() const;
-  void refresh();
+  void scale_lrs(const std::vector<double>& lrs, double factor);
+  void refresh_warmup();
+  void refresh_cycle();
+  void refresh_range_test();
 
   ScheduleType type_;
   ScheduleOptions options_;
