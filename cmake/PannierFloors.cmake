@@ -12,13 +12,17 @@ if(PANNIER_SANITIZE)
   target_link_options(pannier_options INTERFACE -fsanitize=${PANNIER_SANITIZE})
 endif()
 
-# pannier_floor(NAME [TORCH] SOURCES ... [DEPENDS folders...] [LINK libraries...]) adds the library pannier_NAME.
+# pannier_floor(NAME [TORCH] [FOLDER folder] SOURCES ... [DEPENDS floors...] [LINK libraries...]) adds the library
+# pannier_NAME from sources in the folder of that name, or in FOLDER where one folder has parts with other dependencies.
 function(pannier_floor name)
-  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPENDS;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "FOLDER" "SOURCES;DEPENDS;LINK" ${ARGN})
   if(ARG_TORCH AND NOT PANNIER_TORCH)
     return()
   endif()
-  list(TRANSFORM ARG_SOURCES PREPEND "${name}/")
+  if(NOT ARG_FOLDER)
+    set(ARG_FOLDER ${name})
+  endif()
+  list(TRANSFORM ARG_SOURCES PREPEND "${ARG_FOLDER}/")
   list(TRANSFORM ARG_DEPENDS PREPEND "pannier_")
   add_library(pannier_${name} STATIC ${ARG_SOURCES})
   set_target_properties(pannier_${name} PROPERTIES CXX_EXTENSIONS OFF)

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,13 +46,11 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
       numels.push_back(parameter.numel());
       group_of_.push_back(inputs.group_of[i]);
     } else {
-      unmanaged_nbytes += nbytes_of(parameter.numel(), c10::elementSize(scalar_type_of(config_.dtype)));
+      unmanaged_nbytes += nbytes_of(parameter.numel(), c10::elementSize(unmanaged_dtype(parameter)));
     }
   }
   for (const auto& buffer : inputs.buffers) {
-    unmanaged_nbytes += buffer.is_floating_point() && config_.dtype != Dtype::kFp32
-                            ? nbytes_of(buffer.numel(), 2)
-                            : nbytes_of(buffer.numel(), buffer.element_size());
+    unmanaged_nbytes += buffer.nbytes();
   }
   const PartsOptions options = parts_options(inputs);
   const MemoryPlanInput input = plan_input(options, numels, unmanaged_nbytes);
@@ -137,17 +136,22 @@ void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at
 void EngineCore::move_unmanaged(const EngineInputs& inputs) {
   const c10::NoGradGuard no_grad;
   const OwnerScope scope(Owner::kParameters);
-  const at::ScalarType dtype = scalar_type_of(config_.dtype);
-  const auto move = [dtype, this](at::Tensor tensor) {
-    const bool convert = tensor.is_floating_point() && config_.dtype != Dtype::kFp32;
-    tensor.set_data(tensor.detach().to(convert ? dtype : tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  const auto move = [](at::Tensor tensor, at::ScalarType dtype) {
+    tensor.set_data(tensor.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true));
   };
   for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
     if (managed_of_[i] < 0) {
-      move(inputs.parameters[i]);
+      move(inputs.parameters[i], unmanaged_dtype(inputs.parameters[i]));
     }
   }
-  std::for_each(inputs.buffers.begin(), inputs.buffers.end(), move);
+  for (const auto& buffer : inputs.buffers) {
+    move(buffer, buffer.scalar_type());
+  }
+}
+
+at::ScalarType EngineCore::unmanaged_dtype(const at::Tensor& parameter) const {
+  const bool converts = parameter.is_floating_point() && config_.dtype != Dtype::kFp32;
+  return converts ? scalar_type_of(config_.dtype) : parameter.scalar_type();
 }
 
 void EngineCore::require_open() const {
@@ -344,6 +348,26 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   return parts_->parameters->view_like_parameter(flat.div_(scaler_.scale()), index).clone();
 }
 
+void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
+  const c10::NoGradGuard no_grad;
+  const int index = managed_index(parameter);
+  if (!gradient(parameter)) {
+    throw ConfigError(fmt::format("parameter {} has no gradient to replace; set it between backward() and step()",
+                                  parts_->parameters->name(index)));
+  }
+  const at::Tensor& owner = parts_->parameters->parameter(index);
+  if (value.sizes() != owner.sizes()) {
+    throw ConfigError(fmt::format("the gradient of parameter {} has shape {}, got {}", parts_->parameters->name(index),
+                                  owner.sizes().vec(), value.sizes().vec()));
+  }
+  const GradientView view = parts_->gradients->view(parts_->layout->bucket_of(index));
+  const Segment& segment = parts_->layout->segment_of(index);
+  const bool wide = view.type == kernels::GradType::kFp32;
+  const at::Tensor flat = at::empty({segment.numel}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
+  parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * scaler_.scale());
+  parts_->path->write_state(static_cast<char*>(view.data) + nbytes_of(segment.offset, wide ? 4 : 2), flat.data_ptr(), flat.nbytes());
+}
+
 void EngineCore::parameters_changed() {
   require_open();
   if (parts_) {
@@ -364,6 +388,11 @@ void EngineCore::drop_gradients() {
   micro_in_window_ = 0;
 }
 
+void EngineCore::reset_peaks() {
+  device_->reset_peak();
+  host_memory_->reset_peak();
+}
+
 void EngineCore::close() noexcept {
   if (closed_ || process_ != getpid()) {
     return;
@@ -371,7 +400,7 @@ void EngineCore::close() noexcept {
   closed_ = true;
   parts_.reset();
   if (config_.pannier.device_memory_nbytes) {
-    device_->set_memory_cap(0);
+    device_->set_memory_cap(0);  // Lifting a cap can't fail.
   }
 }
 

@@ -26,7 +26,7 @@ struct EngineInputs {
   std::vector<kernels::Hyperparameters> groups;
   std::optional<kernels::Algorithm> algorithm;  ///< Empty: no optimizer, the model only runs forward.
   double initial_accumulator_value = 0.0;
-  std::vector<at::Tensor> buffers;              ///< Of the model; floating ones become the parameters' type.
+  std::vector<at::Tensor> buffers;              ///< Of the model; moved into counted memory, their type kept.
 };
 
 /// How a call of step() ended.
@@ -87,6 +87,8 @@ class EngineCore {
   [[nodiscard]] std::int64_t& parameter_step(int parameter);
   /// The window's gradient so far, unscaled, fp32; empty when there is none.
   [[nodiscard]] std::optional<at::Tensor> gradient(int parameter);
+  /// Replaces the window's gradient, given unscaled. ConfigError where there is none or the shape differs.
+  void set_gradient(int parameter, const at::Tensor& value);
   /// Values were written into parameters in a way that torch does not count (through `.data`).
   void parameters_changed();
   /// Forgets the window's gradients (zero_grad).
@@ -97,6 +99,11 @@ class EngineCore {
   [[nodiscard]] Device& device() noexcept { return *device_; }
   [[nodiscard]] const HostMemory& host_memory() const noexcept { return *host_memory_; }
 
+  /// Starts the peaks of device and host anew.
+  void reset_peaks();
+  /// Waits until every parameter is in place and every state at rest. Throws ConfigError after close().
+  void synchronize() { require_open(); }
+
   /// Removes the hooks and gives memory back; the parameters keep their values. Later calls of anything else throw.
   void close() noexcept;
   [[nodiscard]] bool closed() const noexcept { return closed_; }
@@ -106,6 +113,7 @@ class EngineCore {
   [[nodiscard]] PartsOptions parts_options(const EngineInputs& inputs) const;
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
   void move_unmanaged(const EngineInputs& inputs);
+  [[nodiscard]] at::ScalarType unmanaged_dtype(const at::Tensor& parameter) const;
   void require_open() const;
   [[nodiscard]] int managed_index(int parameter) const;
   void begin_unannounced_backward();

@@ -13,11 +13,9 @@
 #include "pannier/base/parallel.h"
 #include "pannier/kernels/exact_sum.h"
 #include "pannier/kernels/update.h"
+#include "pannier/layout/bucket_layout.h"
 
 namespace pannier::kernels {
-
-/// Elements of a block: the unit of norms and of cuts between ranks.
-inline constexpr std::int64_t kBlockNumel = 4096;
 
 /// What one pass over a gradient tells.
 struct GradientStats {

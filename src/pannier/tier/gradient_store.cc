@@ -56,7 +56,7 @@ class DeviceGradients final : public GradientStore {
     return {held.data_ptr(), held.scalar_type() == at::kFloat ? kernels::GradType::kFp32 : options_.type};
   }
 
-  void drop(int bucket) override { held_.at(static_cast<std::size_t>(bucket)) = {}; }
+  void drop(int bucket) override { held_.at(static_cast<std::size_t>(bucket)) = at::Tensor(); }
   [[nodiscard]] Compute& compute() override { return device_.compute(); }
 
  private:
@@ -122,7 +122,7 @@ class HostGradients final : public GradientStore {
       case Held::kFp32Sum:
         break;
     }
-    return {width_ == 4 ? addresses_[i] : sums_[i].data().data(), kernels::GradType::kFp32};
+    return {width_ == 4 ? addresses_[i] : const_cast<HostSlab&>(sums_[i]).data().data(), kernels::GradType::kFp32};
   }
 
   void drop(int bucket) override { held_.at(static_cast<std::size_t>(bucket)) = Held::kNothing; }

@@ -16,7 +16,7 @@ namespace pannier {
 
 /// A bucket's gradient as it rests.
 struct GradientView {
-  const void* data = nullptr;                                ///< Null: nothing has arrived in this window.
+  void* data = nullptr;                                      ///< Null: nothing has arrived in this window.
   kernels::GradType type = kernels::GradType::kFp32;
 };
 

@@ -64,7 +64,7 @@ class ParameterBuckets {
   at::ScalarType dtype_;
   std::vector<std::vector<std::int64_t>> strides_;
   std::vector<at::Tensor> buckets_;
-  std::vector<std::uint32_t> versions_;
+  std::vector<std::int64_t> versions_;
 };
 
 }  // namespace pannier

@@ -1,0 +1,162 @@
+// Registers what Python reaches as torch.classes.pannier and torch.ops.pannier.
+#include <fmt/ranges.h>
+#include <torch/library.h>
+
+#include "pannier/binding/classes.h"
+#include "pannier/engine/metrics.h"
+#include "pannier/hardware/host_report.h"
+
+namespace pannier::binding {
+namespace {
+
+using Self = c10::intrusive_ptr<EngineHolder>;
+
+c10::Dict<std::string, std::int64_t> counters(const EngineCore& core) {
+  c10::Dict<std::string, std::int64_t> result;
+  result.insert("global_steps", core.counters().global_steps);
+  result.insert("micro_steps", core.counters().micro_steps);
+  result.insert("skipped_steps", core.counters().skipped_steps);
+  result.insert("global_samples", core.counters().global_samples);
+  return result;
+}
+
+std::string host_report_text() {
+  std::string text;
+  for (const auto& line : report(probe_host())) {
+    text += fmt::format("{:<24} {}{}{}\n", line.name, line.value, line.advice.empty() ? "" : "   <- ", line.advice);
+  }
+  return text;
+}
+
+Numbers scaler_state(const LossScalerState& state) {
+  Numbers result;
+  result.insert("scale", state.scale);
+  result.insert("iteration", static_cast<double>(state.iteration));
+  result.insert("last_overflow_iteration", static_cast<double>(state.last_overflow_iteration));
+  result.insert("hysteresis_left", state.hysteresis_left);
+  result.insert("skipped_in_a_row", static_cast<double>(state.skipped_in_a_row));
+  return result;
+}
+
+LossScalerState to_scaler_state(const Numbers& numbers) {
+  const auto read = [&numbers](const char* key) {
+    if (!numbers.contains(key)) {
+      throw ConfigError(fmt::format("the loss scaler's state has no '{}'", key));
+    }
+    return numbers.at(key);
+  };
+  return {.scale = read("scale"),
+          .iteration = static_cast<std::int64_t>(read("iteration")),
+          .last_overflow_iteration = static_cast<std::int64_t>(read("last_overflow_iteration")),
+          .hysteresis_left = static_cast<int>(read("hysteresis_left")),
+          .skipped_in_a_row = static_cast<std::int64_t>(read("skipped_in_a_row"))};
+}
+
+void set_accumulation(EngineCore& core, std::int64_t steps) {
+  if (steps < 1) {
+    throw ConfigError(fmt::format("gradient_accumulation_steps must be positive, got {}", steps));
+  }
+  BatchSizes batch = core.batch();
+  batch.accumulation = steps;
+  batch.train = batch.micro * steps;
+  core.set_batch(batch);
+}
+
+std::vector<double> flat_momenta(const Schedule& schedule) {
+  std::vector<double> flat;
+  for (const auto& [first, second] : schedule.momenta()) {
+    flat.insert(flat.end(), {first, second});
+  }
+  return flat;
+}
+
+void define_engine(torch::Library& library) {
+  using List = const c10::List<Numbers>&;
+  library.class_<EngineHolder>("Engine")
+      .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>, std::vector<at::Tensor>,
+                       std::vector<std::int64_t>, c10::List<Numbers>, std::vector<at::Tensor>>())
+      .def("begin_backward", [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {
+        return translated([&] {
+          auto [reported, scaled] = self->core.begin_backward(loss, scale_wrt_gas);
+          return std::vector<at::Tensor>{reported, scaled};
+        });
+      })
+      .def("end_backward", [](const Self& self) { translated([&] { self->core.end_backward(); }); })
+      .def("abort_backward", [](const Self& self) { translated([&] { self->core.abort_backward(); }); })
+      .def("scale", [](const Self& self, const at::Tensor& loss) { return translated([&] { return self->core.scale(loss); }); })
+      .def("step", [](const Self& self, List groups) {
+        return translated([&] { return static_cast<std::int64_t>(self->core.step(to_hyperparameters(groups))); });
+      })
+      .def("is_boundary", [](const Self& self) { return self->core.is_boundary(); })
+      .def("set_boundary", [](const Self& self, std::int64_t value) {
+        self->core.set_boundary(value < 0 ? std::nullopt : std::optional<bool>(value != 0));
+      })
+      .def("set_gas", [](const Self& self, std::int64_t steps) { translated([&] { set_accumulation(self->core, steps); }); })
+      .def("counters", [](const Self& self) { return counters(self->core); })
+      .def("grad_norm", [](const Self& self) { return self->core.grad_norm(); })
+      .def("loss_scale", [](const Self& self) { return self->core.loss_scaler().scale(); })
+      .def("overflow", [](const Self& self) { return self->core.overflow(); })
+      .def("scaler_state", [](const Self& self) { return scaler_state(self->core.loss_scaler().state()); })
+      .def("load_scaler_state", [](const Self& self, const Numbers& state) {
+        translated([&] { self->core.loss_scaler().load_state(to_scaler_state(state)); });
+      })
+      .def("memory_stats", [](const Self& self) { return memory_stats_json(self->core); })
+      .def("plan", [](const Self& self) { return plan_json(self->core); })
+      .def("start_timeline", [](const Self& self) { self->core.device().start_timeline(); })
+      .def("timeline", [](const Self& self) { return timeline_json(self->core.device().take_timeline()); })
+      .def("reset_peak", [](const Self& self) { self->core.reset_peaks(); })
+      .def("state_tensor", [](const Self& self, std::int64_t parameter, const std::string& key) {
+        return translated([&] { return self->core.state(static_cast<int>(parameter), key); });
+      })
+      .def("set_state_tensor", [](const Self& self, std::int64_t parameter, const std::string& key, const at::Tensor& value) {
+        translated([&] { self->core.set_state(static_cast<int>(parameter), key, value); });
+      })
+      .def("grad_tensor", [](const Self& self, std::int64_t parameter) {
+        return translated([&] { return self->core.gradient(static_cast<int>(parameter)); });
+      })
+      .def("set_grad_tensor", [](const Self& self, std::int64_t parameter, const at::Tensor& value) {
+        translated([&] { self->core.set_gradient(static_cast<int>(parameter), value); });
+      })
+      .def("state_keys", [](const Self& self) { return translated([&] { return self->core.state_names(); }); })
+      .def("param_step", [](const Self& self, std::int64_t parameter) {
+        return translated([&] { return self->core.parameter_step(static_cast<int>(parameter)); });
+      })
+      .def("set_param_step", [](const Self& self, std::int64_t parameter, std::int64_t step) {
+        translated([&] { self->core.parameter_step(static_cast<int>(parameter)) = step; });
+      })
+      .def("parameters_changed", [](const Self& self) { translated([&] { self->core.parameters_changed(); }); })
+      .def("synchronize", [](const Self& self) { translated([&] { self->core.synchronize(); }); })
+      .def("drop_gradients", [](const Self& self) { translated([&] { self->core.drop_gradients(); }); })
+      .def("close", [](const Self& self) { self->core.close(); });
+}
+
+}  // namespace
+}  // namespace pannier::binding
+
+TORCH_LIBRARY(pannier, library) {
+  using namespace pannier;
+  using namespace pannier::binding;
+  library.class_<ConfigHolder>("Config")
+      .def(torch::init<std::string>())
+      .def("notes", &ConfigHolder::notes)
+      .def("json", &ConfigHolder::json)
+      .def("resolve_batch", &ConfigHolder::resolve_batch);
+  library.class_<ScheduleHolder>("Schedule")
+      .def(torch::init<std::string, std::string, std::vector<double>>())
+      .def("step", [](const c10::intrusive_ptr<ScheduleHolder>& self) { self->schedule.step(); })
+      .def("step_to", [](const c10::intrusive_ptr<ScheduleHolder>& self, std::int64_t iteration) {
+        translated([&] { self->schedule.step_to(iteration); });
+      })
+      .def("lrs", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.lrs(); })
+      .def("momenta", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return flat_momenta(self->schedule); })
+      .def("iteration", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.last_iteration(); });
+  define_engine(library);
+  library.def("host_report() -> str", [] { return host_report_text(); });
+  library.def("set_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
+    translated([&] { MemoryMeter::install().set_cap(static_cast<std::size_t>(nbytes)); });
+  });
+  library.def("device_memory() -> str", [] { return device_memory_json(MemoryMeter::install().memory()); });
+  library.def("reset_device_peak() -> ()", [] { MemoryMeter::install().reset_peak(); });
+  // From here on torch's CPU memory is counted.
+  MemoryMeter::install();
+}

@@ -1,0 +1,25 @@
+// What an engine reports, as JSON: memory by tier and owner, the plan, the timeline. Measured figures come from the
+// allocator that served them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pannier/device/memory_meter.h"
+#include "pannier/engine/engine_core.h"
+
+namespace pannier {
+
+/// {"device": {"current", "peak", "cap", "by_owner": {owner: {"current", "peak"}}}, "host": {...}, "nvme": {...}}, in bytes.
+[[nodiscard]] std::string memory_stats_json(EngineCore& engine);
+
+/// The device's half of the above, which needs no engine.
+[[nodiscard]] std::string device_memory_json(const DeviceMemory& memory);
+
+/// {"device": {owner: bytes, "total"}, "host": {...}, "stage", "optimizer_home", "text": the table for people}.
+[[nodiscard]] std::string plan_json(const EngineCore& engine);
+
+/// [[seconds, {owner: bytes}], ...].
+[[nodiscard]] std::string timeline_json(const std::vector<MemorySample>& samples);
+
+}  // namespace pannier
