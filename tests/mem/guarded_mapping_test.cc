@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -112,6 +112,7 @@ TEST(HostMemory, LooksAgainWhenTheFigureIsStale) {
   other = memory.claim("first", 600);
   EXPECT_THROW((void)memory.claim("second", 500), OutOfMemoryError);
   EXPECT_EQ(looks, 3);
+  other = HostClaim();  // The account must outlive it.
 }
 
 TEST(HostClaim, RecheckSeesWhatOthersTook) {

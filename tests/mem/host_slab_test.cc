@@ -2,13 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <numa.h>
+#include <numaif.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <fstream>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,7 @@ namespace pannier {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Property;
 using ::testing::Throws;
@@ -157,15 +161,75 @@ TEST(HostSlab, GivesBackWhenFillingThrows) {
   EXPECT_EQ(memory.current_bytes(), 0U);
 }
 
+// The kernel's NUMA policy for the first page, -1 where there is no NUMA.
+int policy_of(const HostSlab& slab) {
+  int mode = -1;
+  void* const page = const_cast<std::byte*>(slab.data().data());
+  return ::get_mempolicy(&mode, nullptr, 0, page, MPOL_F_ADDR) == 0 ? mode : -1;
+}
+
 TEST(HostSlab, PlacesOnNodes) {
   HostMemory memory;
   auto options = owned_by("test");
+  EXPECT_TRUE(HostSlab(memory, 4096, options).numa_placed());
   options.numa_policy = NumaPolicy::kInterleave;
-  EXPECT_EQ(resident_bytes(HostSlab(memory, 4 * kMiB, options)), 4 * kMiB);
+  const HostSlab interleaved(memory, 4 * kMiB, options);
   options.numa_policy = NumaPolicy::kNode;
   options.numa_node = first_node();
-  EXPECT_EQ(resident_bytes(HostSlab(memory, 4 * kMiB, options)), 4 * kMiB);
-  EXPECT_TRUE(HostSlab(memory, 4096, owned_by("test")).numa_placed());
+  const HostSlab on_node(memory, 4 * kMiB, options);
+  EXPECT_EQ(resident_bytes(interleaved), 4 * kMiB);
+  EXPECT_EQ(resident_bytes(on_node), 4 * kMiB);
+  if (interleaved.numa_placed() && policy_of(interleaved) >= 0) {
+    EXPECT_THAT(policy_of(interleaved), AnyOf(MPOL_INTERLEAVE, MPOL_DEFAULT));
+    EXPECT_THAT(policy_of(on_node), AnyOf(MPOL_PREFERRED, MPOL_DEFAULT));
+  }
+}
+
+// Runs `body` in a child process and returns its exit status.
+template <class Body>
+int run_in_child(Body body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(body());
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return status;
+}
+
+TEST(HostSlab, RefusesAboveTheLimitOfTheProcess) {
+  const int status = run_in_child([] {
+    std::ifstream file("/proc/self/statm");
+    rlim_t pages = 0;
+    file >> pages;
+    const rlim_t limit = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + 256 * kMiB;
+    const rlimit space{limit, limit};
+    if (::setrlimit(RLIMIT_AS, &space) != 0) {
+      return 1;
+    }
+    HostMemory memory;
+    const HostSlab fits(memory, 16 * kMiB, owned_by("fits"));
+    try {
+      const HostSlab too_large(memory, 240 * kMiB, owned_by("moments"));
+      return 2;
+    } catch (const OutOfMemoryError& error) {
+      const std::string message = error.what();
+      const bool told = message.find("240.00 MiB for moments") != std::string::npos;
+      return told && memory.peak_bytes() == 16 * kMiB ? 0 : 3;
+    }
+  });
+  EXPECT_EQ(status, 0) << "exit status " << WEXITSTATUS(status);
+}
+
+TEST(HostSlab, DoesNothingInAForkedChild) {
+  HostMemory memory;
+  HostSlab slab(memory, kMiB, owned_by("test"));
+  EXPECT_EQ(run_in_child([&] {
+              slab = HostSlab();
+              return memory.current_bytes() == kMiB ? 0 : 1;
+            }),
+            0);
+  EXPECT_EQ(resident_bytes(slab), kMiB);
 }
 
 TEST(HostSlab, RefusesNodesThatAreNotThere) {

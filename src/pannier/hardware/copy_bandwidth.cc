@@ -13,7 +13,7 @@ namespace pannier {
 namespace {
 
 constexpr std::int64_t kGrainBytes = std::int64_t{1} << 20;
-constexpr double kMeasuredSeconds = 0.15;
+constexpr double kMeasuredSeconds = 0.1;
 constexpr int kMostPasses = 16;
 
 double seconds_of(const std::function<void()>& work) {

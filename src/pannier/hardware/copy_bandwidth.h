@@ -8,7 +8,7 @@
 namespace pannier {
 
 /// Copies `nbytes` between two buffers a few times on the threads of `parallel_for` and returns the best rate in bytes
-/// per second, read and written bytes together. `nbytes` should be well above the caches; takes about 0.2 s and
+/// per second, read and written bytes together. `nbytes` should be well above the caches; takes about 0.3 s and
 /// 2 x nbytes of memory. Throws ConfigError when `nbytes` is zero.
 [[nodiscard]] double probe_copy_bandwidth(const ParallelFor& parallel_for, std::size_t nbytes = std::size_t{128} << 20);
 
