@@ -40,8 +40,6 @@ struct Config {
   std::optional<OptimizerConfig> optimizer;
   std::optional<SchedulerConfig> scheduler;
   double gradient_clipping = 1.0;             ///< Greatest global norm; 0 turns clipping off.
-  bool prescale_gradients = false;            ///< Accepted; sums are fp32, so the result is the same.
-  double gradient_predivide_factor = 1.0;     ///< Accepted; sums are fp32, so the result is the same.
   bool average_gradients = true;              ///< false: gradient_allreduce_op "sum".
   bool managed_gradient_accumulation = true;  ///< false: every step() is a boundary.
   std::optional<double> steps_per_print;      ///< May be infinite; not given or infinite: never.
@@ -73,8 +71,8 @@ struct Config {
 /// One row of the key table, for documentation and tools.
 struct ConfigKey {
   std::string path;           ///< Dotted, such as "zero_optimization.stage".
-  std::string status;         ///< "supported", "ignored" or "refused" (an error where it is on).
-  std::string default_value;  ///< As JSON, "-" for none.
+  std::string status;         ///< "supported", "ignored", "refused" (an error where it is on) or "alias".
+  std::string default_value;  ///< As JSON, "-" for none; of an alias the key that it means.
 };
 
 /// Every key that the configuration knows, in the order of docs/config.md.

@@ -68,7 +68,6 @@ struct Zero {
   std::optional<std::int64_t> param_persistence_numel = std::nullopt;   ///< stage3_param_persistence_threshold.
   std::optional<std::int64_t> max_live_numel = std::nullopt;            ///< stage3_max_live_parameters.
   std::optional<std::int64_t> max_reuse_distance_numel = std::nullopt;  ///< stage3_max_reuse_distance.
-  std::optional<std::int64_t> sub_group_numel = std::nullopt;           ///< sub_group_size.
 };
 
 /// The optimizer section.
