@@ -10,19 +10,19 @@ from pannier import core as _core
 
 _core.load()
 
-from pannier import comm, lr_schedules, zero  # noqa: E402
-from pannier.arguments import add_config_arguments  # noqa: E402
-from pannier.comm import init_distributed  # noqa: E402
-from pannier.descriptors import (  # noqa: E402
+from pannier import comm, lr_schedules, zero
+from pannier.arguments import add_config_arguments
+from pannier.comm import init_distributed
+from pannier.descriptors import (
     DeepSpeedCPUAdagrad,
     DeepSpeedCPUAdam,
     DeepSpeedCPULion,
     FusedAdam,
     FusedLion,
 )
-from pannier.engine import Engine, Plan  # noqa: E402
-from pannier.errors import ConfigError, InternalError, IoError, OutOfMemoryError, UsageError  # noqa: E402
-from pannier.fragments import (  # noqa: E402
+from pannier.engine import Engine, Plan
+from pannier.errors import ConfigError, InternalError, IoError, OutOfMemoryError, UsageError
+from pannier.fragments import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_full_optimizer_state,
@@ -31,9 +31,9 @@ from pannier.fragments import (  # noqa: E402
     safe_set_full_optimizer_state,
     safe_update_full_grad_vectorized,
 )
-from pannier.initialization import initialize  # noqa: E402
-from pannier.loader import Loader, RepeatingLoader  # noqa: E402
-from pannier.optimizer import Optimizer  # noqa: E402
+from pannier.initialization import initialize
+from pannier.loader import Loader, RepeatingLoader
+from pannier.optimizer import Optimizer
 
 __all__ = [
     "ConfigError",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pannier import core, lr_schedules
+from pannier.config_values import ConfigValues
 from pannier.errors import ConfigError, IoError
 
 _log = logging.getLogger("pannier")
@@ -25,7 +26,7 @@ _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _said: set[str] = set()  # Notes that were logged once; a process-wide memory is what "once" means.
 
 
-class Config:
+class Config(ConfigValues):
     """A configuration as the core read it, and its values as the dict that `engine.config` shows."""
 
     def __init__(self, text: str, origin: str, *, brings_optimizer: bool, brings_scheduler: bool) -> None:
@@ -39,19 +40,18 @@ class Config:
             if note not in _said:
                 _said.add(note)
                 _log.warning("%s", note)
-        self.values: dict[str, Any] = json.loads(core.call(self.core.json))
+        self._read_back()
 
     def resolve_batch(self, world_size: int, loader_batch: int) -> None:
         """Completes the three batch sizes; `loader_batch` is 0 where it is not known."""
         core.call(self.core.resolve_batch, world_size, loader_batch)
-        self.values = json.loads(core.call(self.core.json))
+        self._read_back()
 
-    def section(self, *path: str) -> Any:
-        """The value at a path of keys, None where any of them is missing."""
-        value: Any = self.values
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
+    def _read_back(self) -> None:
+        self.config: dict[str, Any] = json.loads(core.call(self.core.json))
+        if self.torch_scheduler is not None:
+            kind, params = self.torch_scheduler
+            self.config["scheduler"] = {"type": kind, "params": params}
 
     def _leave_out(self, text: str, brings_optimizer: bool, brings_scheduler: bool) -> str:
         # What the caller brings has priority over the sections, and a scheduler of torch's is built here, not in the

@@ -30,15 +30,15 @@ class ConfigValues:
 
     def managed_gradient_accumulation(self) -> bool:
         """Whether the engine counts micro-batches; otherwise every `step()` ends a window."""
-        return self._value("managed_gradient_accumulation", default=True)
+        return self.value("managed_gradient_accumulation", default=True)
 
     def gradient_clipping(self) -> float:
         """The greatest global norm, 0 for no clipping."""
-        return self._value("gradient_clipping", default=0.0)
+        return self.value("gradient_clipping", default=0.0)
 
     def prescale_gradients(self) -> bool:
         """As configured; sums are fp32, so it changes nothing."""
-        return self._value("prescale_gradients", default=False)
+        return self.value("prescale_gradients", default=False)
 
     def postscale_gradients(self) -> bool:
         """The opposite of `prescale_gradients`."""
@@ -46,39 +46,39 @@ class ConfigValues:
 
     def gradient_predivide_factor(self) -> float:
         """As configured; sums are fp32, so it changes nothing."""
-        return self._value("gradient_predivide_factor", default=1.0)
+        return self.value("gradient_predivide_factor", default=1.0)
 
     def steps_per_print(self) -> float | None:
         """As configured."""
-        return self._value("steps_per_print")
+        return self.value("steps_per_print")
 
     def wall_clock_breakdown(self) -> bool:
         """As configured."""
-        return self._value("wall_clock_breakdown", default=False)
+        return self.value("wall_clock_breakdown", default=False)
 
     def memory_breakdown(self) -> bool:
         """As configured."""
-        return self._value("memory_breakdown", default=False)
+        return self.value("memory_breakdown", default=False)
 
     def dump_state(self) -> bool:
         """As configured."""
-        return self._value("dump_state", default=False)
+        return self.value("dump_state", default=False)
 
     def dataloader_drop_last(self) -> bool:
         """Whether the loader drops an incomplete last batch."""
-        return self._value("dataloader_drop_last", default=False)
+        return self.value("dataloader_drop_last", default=False)
 
     def fp16_enabled(self) -> bool:
         """Whether parameters are fp16."""
-        return self._value("fp16", "enabled", default=False)
+        return self.value("fp16", "enabled", default=False)
 
     def bfloat16_enabled(self) -> bool:
         """Whether parameters are bf16."""
-        return self._value("bf16", "enabled", default=False)
+        return self.value("bf16", "enabled", default=False)
 
     def fp16_auto_cast(self) -> bool:
         """Whether floating inputs of forward become fp16."""
-        return self.fp16_enabled() and self._value("fp16", "auto_cast", default=False)
+        return self.fp16_enabled() and self.value("fp16", "auto_cast", default=False)
 
     def amp_enabled(self) -> bool:
         """Apex is not used."""
@@ -86,7 +86,7 @@ class ConfigValues:
 
     def loss_scale(self) -> float:
         """The configured static scale, 0 for a dynamic one."""
-        return self._value("fp16", "loss_scale", default=0.0)
+        return self.value("fp16", "loss_scale", default=0.0)
 
     def dynamic_loss_scale(self) -> bool:
         """Whether the loss scale changes with the gradients."""
@@ -94,13 +94,13 @@ class ConfigValues:
 
     def initial_dynamic_scale(self) -> float:
         """Where a dynamic scale starts."""
-        return 2.0 ** self._value("fp16", "initial_scale_power", default=16)
+        return 2.0 ** self.value("fp16", "initial_scale_power", default=16)
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtypes of parameters and of accumulated gradients."""
         model = torch.float16 if self.fp16_enabled() else torch.bfloat16 if self.bfloat16_enabled() else torch.float32
         names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-        return model, names.get(self._value("data_types", "grad_accum_dtype"), torch.float32)
+        return model, names.get(self.value("data_types", "grad_accum_dtype"), torch.float32)
 
     def zero_optimization(self) -> bool:
         """Whether the stage is above 0."""
@@ -108,7 +108,7 @@ class ConfigValues:
 
     def zero_optimization_stage(self) -> int:
         """The ZeRO stage."""
-        return self._value("zero_optimization", "stage", default=0)
+        return self.value("zero_optimization", "stage", default=0)
 
     def zero_optimization_partition_gradients(self) -> bool:
         """Whether the stage shards gradients."""
@@ -120,45 +120,46 @@ class ConfigValues:
 
     def zero_offload_optimizer(self) -> dict[str, Any] | None:
         """The section as resolved."""
-        return self._value("zero_optimization", "offload_optimizer")
+        return self.value("zero_optimization", "offload_optimizer")
 
     def zero_offload_param(self) -> dict[str, Any] | None:
         """The section as resolved."""
-        return self._value("zero_optimization", "offload_param")
+        return self.value("zero_optimization", "offload_param")
 
     def zero_use_cpu_optimizer(self) -> bool:
         """Whether optimizer states rest outside the device."""
-        return self._value("zero_optimization", "offload_optimizer", "device", default="none") in ("cpu", "nvme")
+        return self.value("zero_optimization", "offload_optimizer", "device", default="none") in ("cpu", "nvme")
 
     def zero_cpu_offload(self) -> bool:
         """Whether optimizer states rest in host memory."""
-        return self._value("zero_optimization", "offload_optimizer", "device", default="none") == "cpu"
+        return self.value("zero_optimization", "offload_optimizer", "device", default="none") == "cpu"
 
     def zero_reduce_bucket_size(self) -> int:
         """Elements of a bucket."""
-        return self._value("zero_optimization", "reduce_bucket_size")
+        return self.value("zero_optimization", "reduce_bucket_size")
 
     def zero_ignore_unused_parameters(self) -> bool:
         """Whether a parameter may go without a gradient."""
-        return self._value("zero_optimization", "ignore_unused_parameters", default=True)
+        return self.value("zero_optimization", "ignore_unused_parameters", default=True)
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         """Whether stage 3 may gather whole weights to save them."""
-        return self._value("zero_optimization", "stage3_gather_16bit_weights_on_model_save", default=False)
+        return self.value("zero_optimization", "stage3_gather_16bit_weights_on_model_save", default=False)
 
     def optimizer_params(self) -> dict[str, Any] | None:
         """The fields of the optimizer section."""
-        return self._value("optimizer", "params")
+        return self.value("optimizer", "params")
 
     def scheduler_name(self) -> str | None:
         """The type of the scheduler section."""
-        return self._value("scheduler", "type")
+        return self.value("scheduler", "type")
 
     def scheduler_params(self) -> dict[str, Any] | None:
         """The fields of the scheduler section."""
-        return self._value("scheduler", "params")
+        return self.value("scheduler", "params")
 
-    def _value(self, *path: str, default: Any = None) -> Any:
+    def value(self, *path: str, default: Any = None) -> Any:
+        """The value at a path of keys, `default` where any of them is missing or null."""
         value: Any = self.config
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None

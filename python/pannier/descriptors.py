@@ -5,7 +5,8 @@ The update itself is the engine's, wherever the states live, so these classes di
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 

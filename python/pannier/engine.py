@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import weakref
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -188,7 +189,7 @@ class Engine(ConfigValues, torch.nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The configuration with all defaults filled in."""
-        return self._config.values
+        return self._config.config
 
     @property
     def device(self) -> torch.device:
@@ -268,9 +269,6 @@ class Engine(ConfigValues, torch.nn.Module):
         num_local_io_workers: int | None = None,
     ) -> Loader:
         """A loader of micro-batches over `dataset`; shuffled for the route "train"."""
-        is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if not is_map and not isinstance(dataset, torch.utils.data.IterableDataset):
-            raise ConfigError(f"training data must be a torch Dataset, not {type(dataset).__name__}")
         return Loader(
             dataset,
             self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size,
@@ -376,7 +374,7 @@ class Engine(ConfigValues, torch.nn.Module):
         return self.core
 
     def _counter(self, name: str) -> int:
-        return core.call(self.core.counters)[name]
+        return int(core.call(self.core.counters)[name])
 
     def _of_groups(self, key: str) -> list[Any]:
         return [] if self.optimizer is None else [group.get(key, 0.0) for group in self.optimizer.param_groups]
@@ -396,7 +394,9 @@ class Engine(ConfigValues, torch.nn.Module):
         tensors = (value for value in (*inputs, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim())
         first = next(tensors, None)
         if first is None:
-            raise ConfigError("train_micro_batch_size_per_gpu is auto, and the first batch holds no tensor to take it from")
+            raise ConfigError(
+                "train_micro_batch_size_per_gpu is auto, and the first batch holds no tensor to take it from"
+            )
         self._config.resolve_batch(self.world_size, first.shape[0])
         core.call(self.core.set_gas, self.gradient_accumulation_steps())
 

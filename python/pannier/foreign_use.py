@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook

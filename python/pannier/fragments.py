@@ -5,7 +5,7 @@ All of them return None, or do nothing, for a parameter that no engine manages o
 
 from __future__ import annotations
 
-from typing import Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 

@@ -4,10 +4,12 @@ parameter groups, the rule that the core updates by, and the numbers that each s
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from pannier import core
 from pannier.config import Config
 from pannier.descriptors import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, DeepSpeedCPULion, FusedAdam, FusedLion
 from pannier.errors import ConfigError, UsageError
@@ -26,7 +28,7 @@ def build_optimizer(
     """The optimizer that holds the groups: the caller's, the one its function returns, or one from the config."""
     if isinstance(client, torch.optim.Optimizer):
         return client
-    section = config.section("optimizer")
+    section = config.value("optimizer")
     if client is None and not section:
         return None
     given = list(named_params.values()) if model_parameters is None else list(_without_module(model_parameters))
@@ -51,7 +53,7 @@ def _without_module(model_parameters: Any) -> Iterable[Any]:
 
 def _from_section(section: Mapping[str, Any], given: list[Any], config: Config) -> torch.optim.Optimizer:
     kind, params = str(section["type"]).lower(), dict(section.get("params") or {})
-    offloaded = config.section("zero_optimization", "offload_optimizer", "device") in ("cpu", "nvme")
+    offloaded = config.value("zero_optimization", "offload_optimizer", "device") in ("cpu", "nvme")
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
 
@@ -100,7 +102,9 @@ def update_rule(optimizer: torch.optim.Optimizer) -> str:
     """The core's name for the update that `optimizer` stands for."""
     kind = type(optimizer)
     if kind in (torch.optim.Adam, torch.optim.AdamW):
-        modes = {bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW)) for group in _groups(optimizer)}
+        modes = {
+            bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW)) for group in optimizer.param_groups
+        }
         if len(modes) > 1:
             raise ConfigError("decoupled_weight_decay must be the same in all parameter groups")
         return "AdamW" if modes == {True} else "Adam"
@@ -118,13 +122,7 @@ def update_rule(optimizer: torch.optim.Optimizer) -> str:
     return rules[kind]
 
 
-def _groups(optimizer: torch.optim.Optimizer) -> Sequence[dict[str, Any]]:
-    return optimizer.param_groups
-
-
-def group_indices(
-    optimizer: torch.optim.Optimizer | None, named_params: Mapping[str, torch.nn.Parameter]
-) -> list[int]:
+def group_indices(optimizer: torch.optim.Optimizer | None, named_params: Mapping[str, torch.nn.Parameter]) -> list[int]:
     """For each parameter of the model the index of its group, -1 for none. Checks what the groups ask for."""
     if optimizer is None:
         return [-1] * len(named_params)
@@ -166,3 +164,49 @@ def require_known_groups(param_groups: Sequence[Mapping[str, Any]], count: int) 
             f"the optimizer has {len(param_groups)} parameter groups, but had {count} at initialize(); "
             "groups can't be added or removed while an engine manages them"
         )
+
+
+def take_states(optimizer: torch.optim.Optimizer | None) -> dict[int, dict[str, Any]]:
+    """States that the optimizer already has, by id(parameter). It lets go of them: the engine is to hold them.
+
+    A fresh torch Adagrad has sums; they are remembered as one number each, so that nothing is held twice.
+    """
+    if optimizer is None:
+        return {}
+    states: dict[int, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            state = dict(optimizer.state.pop(param, {}))
+            if type(optimizer) is torch.optim.Adagrad and state and float(state["step"]) == 0:
+                initial = float(group["initial_accumulator_value"])
+                state = {"sum": initial} if initial else {}
+            if state:
+                states[id(param)] = state
+    return states
+
+
+def restore_states(optimizer: torch.optim.Optimizer | None, states: Mapping[int, dict[str, Any]]) -> None:
+    """Undoes `take_states`, for an `initialize` that failed."""
+    for group in optimizer.param_groups if optimizer is not None else ():
+        for param in group["params"]:
+            state = states.get(id(param), {})
+            if type(optimizer) is torch.optim.Adagrad and "step" not in state:
+                sums = torch.full_like(param, group["initial_accumulator_value"], memory_format=torch.preserve_format)
+                state = {"step": torch.tensor(0.0), "sum": sums}
+            if state:
+                optimizer.state[param] = state
+
+
+def give_states(handle: Any, states: Mapping[int, Mapping[str, Any]], params: Mapping[int, torch.Tensor]) -> None:
+    """Hands states that `take_states` took to the core. `params` maps the core's index to the parameter."""
+    known = set(core.call(handle.state_keys))
+    for index, param in params.items():
+        state = states.get(id(param), {})
+        for key in known & state.keys():
+            if state[key] is not None:
+                value = torch.as_tensor(state[key], dtype=torch.float32).expand(param.shape)
+                core.call(handle.set_state_tensor, index, key, value)
+        if state.get("momentum_buffer") is not None and "step" not in state:
+            core.call(handle.set_param_step, index, 1)  # torch's SGD counts nothing; a momentum means a step was made.
+        elif "step" in state:
+            core.call(handle.set_param_step, index, int(state["step"]))

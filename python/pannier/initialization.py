@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
-from pannier import comm, config as configuration, core, foreign_use, groups, lr_schedules, managed
+from pannier import comm, core, foreign_use, groups, inputs, lr_schedules, managed
+from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
 from pannier.errors import ConfigError, UsageError
@@ -73,20 +75,28 @@ def initialize(
     group_of = groups.group_indices(basic, params)
     wrapped = None if basic is None else Optimizer(basic)
     scheduler = None if wrapped is None else _build_scheduler(lr_scheduler, wrapped, read)
+    if training_data is not None:
+        Loader.require_dataset(training_data)
 
+    states = groups.take_states(basic)
     numbers = [] if wrapped is None else groups.hyperparameters(wrapped.param_groups)
-    handle = core.new_engine(read.core, rule, list(params), list(params.values()), group_of, numbers)
+    buffers = inputs.buffers_for_core(model, read)
+    try:
+        handle = core.new_engine(read.core, rule, list(params), list(params.values()), group_of, numbers, buffers)
+    except Exception:
+        groups.restore_states(basic, states)
+        raise
     engine = Engine(model, read, handle, list(params.values()), wrapped)
     engine.collate_fn = collate_fn
     engine.lr_scheduler = scheduler
     if wrapped is not None:
-        indices = {
-            id(param): index
+        trained = {
+            index: param
             for index, (param, group) in enumerate(zip(params.values(), group_of, strict=True))
             if group >= 0 and param.requires_grad
         }
-        wrapped.bind(engine, indices)
-        groups.carry_states(engine.core, basic, indices)
+        wrapped.bind(engine, {id(param): index for index, param in trained.items()})
+        groups.give_states(engine.core, states, trained)
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     foreign_use.watch()
@@ -137,7 +147,7 @@ def _build_scheduler(given: Any, optimizer: Optimizer, config: Config) -> Any:
             return getattr(torch.optim.lr_scheduler, kind)(optimizer, **params)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"scheduler {kind}: {error}") from None
-    section = config.section("scheduler")
+    section = config.value("scheduler")
     if not section or not section.get("type"):
         return None
     return lr_schedules.BY_NAME[section["type"]](optimizer, **(section.get("params") or {}))

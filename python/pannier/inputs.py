@@ -18,24 +18,29 @@ from pannier.config_values import ConfigValues
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+def buffers_for_core(module: torch.nn.Module, values: ConfigValues) -> list[torch.Tensor]:
+    """The buffers that the core may move into counted memory, where floating ones become the parameters' dtype."""
+    if values.get_data_types()[0] is torch.float32:
+        return list(module.buffers())
+    norms = {id(b) for part in module.modules() if isinstance(part, _NormBase) for b in part.buffers(recurse=False)}
+    follow = norms if _wanted_dtype(values) is None else set()
+    return [buffer for buffer in module.buffers() if id(buffer) in follow or not buffer.is_floating_point()]
+
+
 def prepare(module: torch.nn.Module, values: ConfigValues) -> RemovableHandle | None:
-    """Casts buffers, and has floating inputs cast, as the configuration says. Returns the hook on `module`, if any."""
-    section = values.config.get("data_types") or {}
-    wanted = _DTYPES.get(section.get("buffer_dtype") or "")
-    model_dtype = values.get_data_types()[0]
-    for part in module.modules():
-        dtype = wanted or (model_dtype if isinstance(part, _NormBase) else None)
-        if dtype is not None:
-            _cast_buffers(part, dtype)
+    """Casts the other buffers, and has floating inputs cast, as the configuration says. Returns the hook, if any."""
+    wanted = _wanted_dtype(values)
+    for buffer in module.buffers():
+        if wanted is not None and buffer.is_floating_point() and buffer.dtype != wanted:
+            buffer.data = buffer.data.to(wanted)
     if values.fp16_auto_cast():
         return module.register_forward_pre_hook(_cast_hook, with_kwargs=True)
     return None
 
 
-def _cast_buffers(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    for buffer in module.buffers(recurse=False):
-        if buffer.is_floating_point() and buffer.dtype != dtype:
-            buffer.data = buffer.data.to(dtype)
+def _wanted_dtype(values: ConfigValues) -> torch.dtype | None:
+    section = values.config.get("data_types") or {}
+    return _DTYPES.get(section.get("buffer_dtype") or "")
 
 
 # A plain function without an engine in it, so that the module still copies and pickles.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
+
+from pannier.errors import ConfigError
 
 
 class RepeatingLoader:
@@ -43,6 +46,7 @@ class Loader:
         drop_last: bool = False,
         pin_memory: bool = False,
     ) -> None:
+        self.require_dataset(dataset)
         if data_sampler is None and not isinstance(dataset, IterableDataset):
             data_sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=shuffle)
         self.dataset = dataset
@@ -58,6 +62,13 @@ class Loader:
             drop_last=drop_last,
             pin_memory=pin_memory and torch.cuda.is_available(),
         )
+
+    @staticmethod
+    def require_dataset(data: Any) -> None:
+        """Raises for what is not a dataset."""
+        is_map = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if not is_map and not isinstance(data, IterableDataset):
+            raise ConfigError(f"training data must be a torch Dataset, not {type(data).__name__}")
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.dataloader)

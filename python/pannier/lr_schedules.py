@@ -7,7 +7,8 @@ groups, in place, where `step()` of the engine and everybody else reads them.
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Sequence
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 

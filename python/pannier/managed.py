@@ -7,7 +7,8 @@ outside of both, so that modules copy and pickle without dragging an engine alon
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary

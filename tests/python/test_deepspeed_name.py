@@ -117,7 +117,9 @@ def test_it_is_on_no_path_otherwise(tmp_path: Path) -> None:
 
 
 def test_install_in_a_script(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import pannier.deepspeed\npannier.deepspeed.install()\npannier.deepspeed.install()\n" + TRAIN)
+    (tmp_path / "train.py").write_text(
+        "import pannier.deepspeed\npannier.deepspeed.install()\npannier.deepspeed.install()\n" + TRAIN
+    )
     assert "0.19.6+pannier" in run("train.py", cwd=tmp_path).stdout
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from reference import DTYPES, OPTIMIZERS, Zoo, cells, config, gradients
 
 SGD = {"type": "SGD", "params": {"lr": 0.5}}

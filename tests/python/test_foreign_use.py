@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from pannier import foreign_use
 from reference import config
 

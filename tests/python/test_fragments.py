@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from reference import DTYPES, OPTIMIZERS, Zoo, cells, config, gradients
 
 ADAMW = OPTIMIZERS["AdamW"][0]

@@ -7,11 +7,11 @@ import base64
 import json
 from pathlib import Path
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from reference import config
 
 ADAMW = {"type": "AdamW", "params": {"lr": 0.1}}
@@ -189,7 +189,9 @@ def test_groups_that_cannot_be() -> None:
     module = model()
     first = module[0].weight
     with pytest.raises(pannier.ConfigError, match=r"0\.weight"):
-        pannier.initialize(model=module, config=config(ADAMW), model_parameters=[{"params": [first]}, {"params": [first]}])
+        pannier.initialize(
+            model=module, config=config(ADAMW), model_parameters=[{"params": [first]}, {"params": [first]}]
+        )
     with pytest.raises(pannier.ConfigError, match=r"0\.weight"), pytest.warns(UserWarning):
         pannier.initialize(model=module, config=config(ADAMW), model_parameters=[first, first])
     with pytest.raises(pannier.ConfigError, match="not the model's"):

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import weakref
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from reference import DTYPES, OPTIMIZERS, Zoo, cells, config, gradients
 
 ADAMW = OPTIMIZERS["AdamW"][0]
@@ -37,7 +37,7 @@ def test_module_copies_and_pickles() -> None:
                 assert other.embedding is other.head
                 for (name, left), right in zip(engine.module.named_parameters(), other.parameters(), strict=True):
                     assert torch.equal(left, right), name
-                    assert right is not left and right.data_ptr() != left.data_ptr() or left.numel() == 0
+                    assert (right is not left and right.data_ptr() != left.data_ptr()) or left.numel() == 0
                 # A copy is nobody's: its gradients stay with it.
                 other(grads).backward()
                 assert other.matrix.grad is not None

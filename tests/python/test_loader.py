@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from reference import config
 
 ADAMW = {"type": "AdamW", "params": {}}
@@ -15,9 +15,7 @@ DATA = torch.utils.data.TensorDataset(torch.arange(10.0).view(10, 1))
 
 def loader_of(data=DATA, collate_fn=None, **kw):
     settings = {**config(ADAMW), "train_micro_batch_size_per_gpu": 4, **kw}
-    return pannier.initialize(
-        model=nn.Linear(1, 1), config=settings, training_data=data, collate_fn=collate_fn
-    )
+    return pannier.initialize(model=nn.Linear(1, 1), config=settings, training_data=data, collate_fn=collate_fn)
 
 
 def test_micro_batches_cover_the_data_once() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pannier
 import pytest
 import torch
+
+import pannier
 from pannier import lr_schedules
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from reference import DTYPES, OPTIMIZERS, Zoo, cells, config, gradients
 
 

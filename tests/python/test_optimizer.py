@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from reference import DTYPES, OPTIMIZERS, Zoo, config, gradients
 
 ADAMW = OPTIMIZERS["AdamW"][0]
@@ -224,7 +224,9 @@ def test_adagrads_initial_accumulator() -> None:
     section = {"type": "Adagrad", "params": {"lr": 0.1, "initial_accumulator_value": 0.5}}
     model, plain, client = Zoo(), Zoo(), Zoo()
     engine = pannier.initialize(model=model, config=config(section, offload=True))[0]
-    mine = torch.optim.Adagrad([p for p in client.parameters() if p.requires_grad], lr=0.1, initial_accumulator_value=0.5)
+    mine = torch.optim.Adagrad(
+        [p for p in client.parameters() if p.requires_grad], lr=0.1, initial_accumulator_value=0.5
+    )
     other = pannier.initialize(model=client, optimizer=mine, config=config(None))[0]
     reference = torch.optim.Adagrad(
         [p for p in plain.parameters() if p.requires_grad], lr=0.1, initial_accumulator_value=0.5

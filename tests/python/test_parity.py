@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from reference import DTYPES, OPTIMIZERS, Zoo, cells, config, gradients, plain_run
 
 STEPS = 20
@@ -15,7 +15,9 @@ TOLERANCE = 2e-6
 def trained(rule: str, dtype: str, stage: int, offload: bool, gas: int, clipping: float, **zero) -> dict:
     """Masters, parameters and states by name after the run; closes the engine."""
     model = Zoo()
-    settings = config(OPTIMIZERS[rule][0], stage=stage, offload=offload, dtype=dtype, gas=gas, clipping=clipping, zero=zero)
+    settings = config(
+        OPTIMIZERS[rule][0], stage=stage, offload=offload, dtype=dtype, gas=gas, clipping=clipping, zero=zero
+    )
     engine, optimizer, _, _ = pannier.initialize(model=model, config=settings)
     for step in range(STEPS):
         for micro in range(gas):

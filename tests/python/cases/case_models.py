@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import pannier
 import torch
 from torch import nn
+
+import pannier
 
 
 class Dot(nn.Module):

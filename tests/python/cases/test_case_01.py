@@ -1,9 +1,9 @@
 """Batch sizes that don't multiply out are refused with all the numbers; the rest are completed."""
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from case_models import OPT1, Dot, cfg, start
 
 KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -20,11 +20,21 @@ def batch_config(train, micro, gas) -> dict:
 
 @pytest.mark.parametrize(
     ("train", "micro", "gas", "want"),
-    [(8, 2, None, (8, 2, 4)), (None, 4, None, (4, 4, 1)), (8, None, 2, (8, 4, 2)), (None, 3, 4, (12, 3, 4)), (8, None, None, (8, 8, 1))],
+    [
+        (8, 2, None, (8, 2, 4)),
+        (None, 4, None, (4, 4, 1)),
+        (8, None, 2, (8, 4, 2)),
+        (None, 3, 4, (12, 3, 4)),
+        (8, None, None, (8, 8, 1)),
+    ],
 )
 def test_missing_sizes_are_completed(train, micro, gas, want) -> None:
     engine = start(Dot(), batch_config(train, micro, gas))
-    assert (engine.train_batch_size(), engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()) == want
+    assert (
+        engine.train_batch_size(),
+        engine.train_micro_batch_size_per_gpu(),
+        engine.gradient_accumulation_steps(),
+    ) == want
     assert engine.get_batch_info() == want
     assert tuple(engine.config[key] for key in KEYS) == want
 

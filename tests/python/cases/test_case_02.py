@@ -2,9 +2,9 @@
 
 import logging
 
-import pannier
 import pytest
 
+import pannier
 from case_models import Dot, cfg, start
 
 

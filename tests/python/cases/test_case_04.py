@@ -1,8 +1,8 @@
 """Wrong types and values out of range are errors with path and range; whole floats are integers."""
 
-import pannier
 import pytest
 
+import pannier
 from case_models import OPT1, Dot, cfg, run, start, weight
 
 

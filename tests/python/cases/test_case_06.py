@@ -2,9 +2,9 @@
 
 import logging
 
-import pannier
 import pytest
 
+import pannier
 from case_models import Dot, cfg, run, start, weight
 
 
@@ -45,7 +45,9 @@ def test_deprecated_key_works_and_says_so_once(caplog: pytest.LogCaptureFixture)
 
 def test_partial_ratio_is_refused_or_partial() -> None:
     try:
-        engine = start(Dot(tuple(float(i) for i in range(8))), zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}))
+        engine = start(
+            Dot(tuple(float(i) for i in range(8))), zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})
+        )
     except pannier.ConfigError as error:
         assert "ratio" in str(error)
     else:

@@ -2,10 +2,10 @@
 
 import copy
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from case_models import Dot, cfg, matrix, run, start, weight
 
 

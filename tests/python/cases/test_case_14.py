@@ -1,9 +1,9 @@
 """Each group keeps its own settings, in the caller's order, with and without a schedule."""
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from case_models import Dot, Pair, cfg, matrix, start, weight
 
 OPTIMIZER = {"type": "AdamW", "params": {"lr": 1e-3, "eps": 1e-8}}

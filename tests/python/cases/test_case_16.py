@@ -2,10 +2,10 @@
 
 import math
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from case_models import Dot, cfg, matrix, start, weight
 
 OPTIMIZER = {"type": "AdamW", "params": {"lr": 0.5, "eps": 1e-8}}

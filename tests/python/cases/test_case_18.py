@@ -32,7 +32,9 @@ class Tied(nn.Module):
         return 3 * self.first(one) + 2 * self.second(one)
 
 
-@pytest.mark.parametrize("dtype", [{}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "initial_scale_power": 4}}])
+@pytest.mark.parametrize(
+    "dtype", [{}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "initial_scale_power": 4}}]
+)
 def test_norm_is_five_everywhere(dtype: dict) -> None:
     for stage, dev in matrix():
         for gas in (1, 4):
@@ -50,7 +52,9 @@ def test_norm_is_that_before_clipping() -> None:
     engine = start(WithFrozen(), cfg(gradient_clipping=1.0))
     engine.backward(engine())
     engine.step()
-    assert engine.get_global_grad_norm() == pytest.approx(5.0) and engine.optimizer._global_grad_norm == pytest.approx(5.0)
+    assert engine.get_global_grad_norm() == pytest.approx(5.0) and engine.optimizer._global_grad_norm == pytest.approx(
+        5.0
+    )
 
 
 def test_tied_parameter_counts_once() -> None:

@@ -1,8 +1,8 @@
 """Small gradients survive accumulation in bf16, unless a bf16 sum was asked for."""
 
-import pannier
 import pytest
 
+import pannier
 from case_models import Dot, cfg, matrix, run, start, weight
 
 INPUTS = [[1.0]] + [[2.0**-9]] * 255

@@ -1,10 +1,10 @@
 """Tied weights are one parameter; a look-alike of equal values is another."""
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from case_models import cfg, matrix, start, weight
 
 OPTIMIZER = {"type": "AdamW", "params": {"lr": 0.1, "eps": 1.0, "weight_decay": 0.0}}

@@ -1,9 +1,9 @@
 """A parameter without a gradient is left alone, as torch does, and so is its step count; one rule in every cell."""
 
-import pannier
 import pytest
 import torch
 
+import pannier
 from case_models import Pair, cfg, matrix, start, weight
 
 OPTIMIZER = {"type": "AdamW", "params": {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.0}}

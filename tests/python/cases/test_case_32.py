@@ -1,10 +1,10 @@
 """Parameters that are not contiguous keep their logical order."""
 
-import pannier
 import pytest
 import torch
 from torch import nn
 
+import pannier
 from case_models import cfg, matrix, start
 
 WANT = [[-0.5, 2.3333333], [0.25, 3.2], [1.1666667, 4.1428571]]

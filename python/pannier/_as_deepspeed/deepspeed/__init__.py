@@ -4,8 +4,8 @@ from typing import Any
 
 from pannier import ConfigError as DeepSpeedConfigError
 from pannier import Engine as DeepSpeedEngine
-from pannier import add_config_arguments, initialize
 from pannier import Optimizer as DeepSpeedOptimizer
+from pannier import add_config_arguments, initialize
 
 from . import accelerator, checkpoint, comm, ops, runtime, utils
 from .accelerator import get_accelerator

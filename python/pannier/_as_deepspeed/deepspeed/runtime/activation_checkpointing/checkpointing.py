@@ -1,6 +1,7 @@
 """DeepSpeed's entry points to recomputation, over torch's."""
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch.utils.checkpoint
 
