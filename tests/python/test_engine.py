@@ -156,7 +156,7 @@ def test_optimizers_zero_grad_keeps_an_open_window(caplog: pytest.LogCaptureFixt
         engine.step()
         engine.optimizer.zero_grad()
     assert engine.module.w.tolist() == [0.0, 1.0] and engine.global_steps == 2
-    assert caplog.text.count("zero_grad") == 1
+    assert caplog.text.count("optimizer.zero_grad()") == 1
 
 
 def test_no_sync() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
@@ -26,7 +27,8 @@ def test_clipping_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="pannier"):
         for _ in range(2):
             assert torch.nn.utils.clip_grad_norm_(engine.module.parameters(), 1.0) == 0
-            torch.nn.utils.clip_grad_value_(engine.module.weight, 1.0)
+            with contextlib.suppress(RuntimeError):  # torch's own, for an empty list of gradients
+                torch.nn.utils.clip_grad_value_(engine.module.weight, 1.0)
     assert caplog.text.count("clip_grad_norm_ finds no gradients") == 1
     assert caplog.text.count("clip_grad_value_ finds no gradients") == 1
     assert "gradient_clipping" in caplog.text and "safe_get_full_grad" in caplog.text

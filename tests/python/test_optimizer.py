@@ -23,12 +23,12 @@ def one(engine: pannier.Engine, step: int, dtype: str = "fp32") -> None:
 def test_groups_are_the_callers_own_dicts() -> None:
     model = Zoo()
     group = {"params": [model.matrix, model.long], "lr": 0.5, "initial_lr": 0.5, "name": "big"}
-    optimizer = pannier.initialize(model=model, config=config(ADAMW), model_parameters=[group])[1]
+    engine, optimizer, _, _ = pannier.initialize(model=model, config=config(ADAMW), model_parameters=[group])
     assert optimizer.param_groups[0] is group and group["name"] == "big" and group["initial_lr"] == 0.5
     assert group["betas"] == (0.9, 0.99) and group["weight_decay"] == 0.1 and group["eps"] == 1e-6
     saved = optimizer.state_dict()
     optimizer.load_state_dict(saved)
-    assert optimizer.param_groups[0] is group
+    assert optimizer.param_groups[0] is group and engine.optimizer is optimizer
 
 
 def test_group_values_are_read_at_every_step() -> None:
@@ -136,7 +136,7 @@ def test_what_the_wrapper_shows() -> None:
     state = optimizer.state[engine.module.matrix]
     assert set(state) == {"step", "exp_avg", "exp_avg_sq"} and state["step"] == 1
     assert state["exp_avg"].dtype is torch.float32 and state["exp_avg"].shape == (5, 7)
-    assert engine.module.frozen not in optimizer.state and len(optimizer.state) == 7
+    assert engine.module.frozen not in optimizer.state and len(optimizer.state) == 8
     with pytest.raises(pannier.ConfigError):
         optimizer.add_param_group({"params": [engine.module.frozen]})
     with pytest.raises(pannier.ConfigError):
