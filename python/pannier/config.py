@@ -42,6 +42,10 @@ class Config(ConfigValues):
                 _log.warning("%s", note)
         self._read_back()
 
+    def require_resolved(self) -> None:
+        """Raises where a key was left "auto" that decides something for what is built from the sections."""
+        core.call(self.core.require_resolved, "optimizer" in self.config, "scheduler" in self.config)
+
     def resolve_batch(self, world_size: int, loader_batch: int) -> None:
         """Completes the three batch sizes; `loader_batch` is 0 where it is not known."""
         core.call(self.core.resolve_batch, world_size, loader_batch)

@@ -68,6 +68,7 @@ def initialize(
     comm.require_single_rank(dist_init_required)
     text, origin = configuration.find(args, config, config_params)
     read = Config(text, origin, brings_optimizer=optimizer is not None, brings_scheduler=lr_scheduler is not None)
+    read.require_resolved()
     read.resolve_batch(world_size=1, loader_batch=0)
     params = checked_parameters(model)
     basic = groups.build_optimizer(optimizer, model_parameters, params, read)

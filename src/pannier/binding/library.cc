@@ -140,7 +140,8 @@ TORCH_LIBRARY(pannier, library) {
       .def(torch::init<std::string>())
       .def("notes", &ConfigHolder::notes)
       .def("json", &ConfigHolder::json)
-      .def("resolve_batch", &ConfigHolder::resolve_batch);
+      .def("resolve_batch", &ConfigHolder::resolve_batch)
+      .def("require_resolved", &ConfigHolder::require_resolved);
   library.class_<ScheduleHolder>("Schedule")
       .def(torch::init<std::string, std::string, std::vector<double>>())
       .def("step", [](const c10::intrusive_ptr<ScheduleHolder>& self) { self->schedule.step(); })
