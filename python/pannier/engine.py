@@ -240,23 +240,17 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Changes the accumulation steps so that `train_batch_size` samples make a step."""
-        per_micro_step = self.train_micro_batch_size_per_gpu() * self.dp_world_size
-        if train_batch_size <= 0 or train_batch_size % per_micro_step != 0:
+        micro = self.train_micro_batch_size_per_gpu()
+        if train_batch_size <= 0 or train_batch_size % (micro * self.dp_world_size) != 0:
             raise ConfigError(
-                f"train batch size {train_batch_size} is not a positive multiple of micro batch size "
-                f"{self.train_micro_batch_size_per_gpu()} times {self.dp_world_size} ranks"
+                f"train batch size {train_batch_size} is not a positive multiple of micro batch size {micro} times "
+                f"{self.dp_world_size} ranks"
             )
-        steps = train_batch_size // per_micro_step
-        core.call(self.core.set_gas, steps)
-        self.config["train_batch_size"] = train_batch_size
-        self.config["gradient_accumulation_steps"] = steps
+        self._set_batch(micro, train_batch_size // (micro * self.dp_world_size))
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
         """Changes the micro batch size; the accumulation steps stay."""
-        if micro_batch_size <= 0:
-            raise ConfigError(f"micro batch size must be positive, got {micro_batch_size}")
-        self.config["train_micro_batch_size_per_gpu"] = micro_batch_size
-        self.config["train_batch_size"] = micro_batch_size * self.gradient_accumulation_steps() * self.dp_world_size
+        self._set_batch(micro_batch_size, self.gradient_accumulation_steps())
 
     def deepspeed_io(
         self,
@@ -398,7 +392,13 @@ class Engine(ConfigValues, torch.nn.Module):
                 "train_micro_batch_size_per_gpu is auto, and the first batch holds no tensor to take it from"
             )
         self._config.resolve_batch(self.world_size, first.shape[0])
-        core.call(self.core.set_gas, self.gradient_accumulation_steps())
+        self._set_batch(self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps())
+
+    def _set_batch(self, micro: int, steps: int) -> None:
+        core.call(self.core.set_batch, micro, steps)
+        self.config["train_micro_batch_size_per_gpu"] = micro
+        self.config["gradient_accumulation_steps"] = steps
+        self.config["train_batch_size"] = micro * steps * self.dp_world_size
 
 
 def _require_loss(loss: Any) -> None:
