@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +15,13 @@ from typing import Any
 
 import torch
 
-from pannier import core, groups, inputs, managed
+from pannier import backward_checks, core, groups, inputs, managed
 from pannier.config import Config
 from pannier.config_values import ConfigValues
 from pannier.errors import ConfigError, UsageError
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
-_log = logging.getLogger("pannier")
 _APPLIED = 1
 
 
@@ -89,13 +87,13 @@ class Engine(ConfigValues, torch.nn.Module):
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Backward of a scalar loss; gradients go to the engine. Returns the loss divided by the accumulation steps."""
         handle = self._core_with_optimizer("backward")
-        _require_loss(loss)
+        backward_checks.require_loss(loss)
         returned, root = core.call(handle.begin_backward, loss, scale_wrt_gas)
         try:
             root.backward(retain_graph=retain_graph)
         except BaseException as error:
             core.call(handle.abort_backward)
-            if isinstance(error, Exception) and _comes_from_core(error):
+            if isinstance(error, Exception) and backward_checks.comes_from_core(error):
                 raise core.translated(error) from None
             raise
         core.call(handle.end_backward)
@@ -104,7 +102,7 @@ class Engine(ConfigValues, torch.nn.Module):
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss for a backward that the caller runs: `engine.scale(loss).backward()`."""
         handle = self._core_with_optimizer("scale")
-        _require_loss(loss)
+        backward_checks.require_loss(loss)
         return core.call(handle.scale, loss)
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -399,25 +397,3 @@ class Engine(ConfigValues, torch.nn.Module):
         self.config["train_micro_batch_size_per_gpu"] = micro
         self.config["gradient_accumulation_steps"] = steps
         self.config["train_batch_size"] = micro * steps * self.dp_world_size
-
-
-def _require_loss(loss: Any) -> None:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise UsageError(f"loss must be a scalar tensor, not {_described(loss)}")
-    if loss.grad_fn is None and not loss.requires_grad:
-        raise UsageError("loss has no graph: nothing that it was computed from requires a gradient")
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return type(value).__name__
-
-
-def _comes_from_core(error: Exception) -> bool:
-    # The user's own functions run in a backward too; their errors pass as they are. What torch's engine hands over from
-    # C++ has torch's caller as its innermost frame.
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is not None and "torch/autograd" in traceback.tb_frame.f_code.co_filename

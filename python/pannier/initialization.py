@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,7 +16,6 @@ from pannier.errors import ConfigError, UsageError
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
-_log = logging.getLogger("pannier")
 
 
 def initialize(
@@ -116,8 +114,6 @@ def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             raise ConfigError(f"parameter {name} is on device {param.device}; this engine trains on cpu")
         if param.layout != torch.strided:
             raise ConfigError(f"parameter {name} has layout {param.layout}; only strided parameters are supported")
-        if not param.dtype.is_floating_point:
-            raise ConfigError(f"parameter {name} has dtype {param.dtype}; only floating-point parameters are supported")
         if _overlaps(param):
             raise ConfigError(
                 f"parameter {name} of shape {tuple(param.shape)} and strides {param.stride()} overlaps itself in "
