@@ -116,7 +116,6 @@ TEST(UnsupportedKeys, AreErrorsWhereTheyAreOn) {
            R"({"zero_optimization": {"zenflow": {}}})",
            R"({"zero_optimization": {"load_from_fp32_weights": false}})",
            R"({"bf16": {"bf16_optimizer_states": true}})",
-           R"({"fp16": {"auto_cast": true}})",
            R"({"optimizer": {"type": "AdamW", "params": {"amsgrad": true}}})",
            R"({"optimizer": {"type": "AdamW", "params": {"fp32_optimizer_states": false}}})",
            R"({"activation_checkpointing": {"cpu_checkpointing": true}})",

@@ -22,6 +22,16 @@ SchedulerConfig scheduler(const std::string& type, const std::string& params = "
       .scheduler.value();
 }
 
+TEST(Precision, BuffersAndInputsFollowOnRequest) {
+  EXPECT_FALSE(Config::from_text(R"({"fp16": {"enabled": true}})").cast_inputs);
+  EXPECT_TRUE(Config::from_text(R"({"fp16": {"enabled": true, "auto_cast": true}})").cast_inputs);
+  EXPECT_FALSE(Config::from_text(R"({"data_types": {}})").buffer_dtype.has_value());
+  for (const auto& [text, dtype] : {std::pair{"half", Dtype::kFp16}, std::pair{"float32", Dtype::kFp32}, std::pair{"bf16", Dtype::kBf16}}) {
+    const std::string config = std::string(R"({"data_types": {"buffer_dtype": ")") + text + "\"}}";
+    EXPECT_EQ(Config::from_text(config).buffer_dtype, dtype) << text;
+  }
+}
+
 TEST(Optimizer, AdamIsAdamWUnlessToldOtherwise) {
   EXPECT_EQ(optimizer("Adam").algorithm, Algorithm::kAdamW);
   EXPECT_EQ(optimizer("AdamW").algorithm, Algorithm::kAdamW);

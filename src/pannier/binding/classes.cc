@@ -77,6 +77,10 @@ void ConfigHolder::resolve_batch(std::int64_t world_size, std::int64_t loader_ba
   }
 }
 
+void ConfigHolder::require_resolved(bool builds_optimizer, bool builds_schedule) const {
+  translated([&] { config.require_resolved(builds_optimizer, builds_schedule); });
+}
+
 ScheduleHolder::ScheduleHolder(const std::string& type, const std::string& params_json, std::vector<double> base_lrs)
     : schedule(translated([&] { return read_schedule(type, params_json, std::move(base_lrs)); })) {}
 

@@ -46,6 +46,8 @@ class ConfigHolder : public torch::CustomClassHolder {
   [[nodiscard]] std::string json() const { return config.to_json(); }
   /// Completes the batch sizes; `loader_batch` 0 is unknown.
   void resolve_batch(std::int64_t world_size, std::int64_t loader_batch);
+  /// Throws where a key that decides something for what the configuration itself builds was left "auto".
+  void require_resolved(bool builds_optimizer, bool builds_schedule) const;
 
   Config config;
   BatchSizes batch;

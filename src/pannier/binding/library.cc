@@ -52,14 +52,12 @@ LossScalerState to_scaler_state(const Numbers& numbers) {
           .skipped_in_a_row = static_cast<std::int64_t>(read("skipped_in_a_row"))};
 }
 
-void set_accumulation(EngineCore& core, std::int64_t steps) {
-  if (steps < 1) {
-    throw ConfigError(fmt::format("gradient_accumulation_steps must be positive, got {}", steps));
+// One rank: with more, the train batch also counts the others' micro-batches.
+void set_batch(EngineCore& core, std::int64_t micro, std::int64_t steps) {
+  if (micro < 1 || steps < 1) {
+    throw ConfigError(fmt::format("micro batch size and accumulation steps must be positive, got {} and {}", micro, steps));
   }
-  BatchSizes batch = core.batch();
-  batch.accumulation = steps;
-  batch.train = batch.micro * steps;
-  core.set_batch(batch);
+  core.set_batch({.train = micro * steps, .micro = micro, .accumulation = steps, .complete = true});
 }
 
 std::vector<double> flat_momenta(const Schedule& schedule) {
@@ -91,7 +89,9 @@ void define_engine(torch::Library& library) {
       .def("set_boundary", [](const Self& self, std::int64_t value) {
         self->core.set_boundary(value < 0 ? std::nullopt : std::optional<bool>(value != 0));
       })
-      .def("set_gas", [](const Self& self, std::int64_t steps) { translated([&] { set_accumulation(self->core, steps); }); })
+      .def("set_batch", [](const Self& self, std::int64_t micro, std::int64_t steps) {
+        translated([&] { set_batch(self->core, micro, steps); });
+      })
       .def("counters", [](const Self& self) { return counters(self->core); })
       .def("grad_norm", [](const Self& self) { return self->core.grad_norm(); })
       .def("loss_scale", [](const Self& self) { return self->core.loss_scaler().scale(); })
@@ -140,7 +140,8 @@ TORCH_LIBRARY(pannier, library) {
       .def(torch::init<std::string>())
       .def("notes", &ConfigHolder::notes)
       .def("json", &ConfigHolder::json)
-      .def("resolve_batch", &ConfigHolder::resolve_batch);
+      .def("resolve_batch", &ConfigHolder::resolve_batch)
+      .def("require_resolved", &ConfigHolder::require_resolved);
   library.class_<ScheduleHolder>("Schedule")
       .def(torch::init<std::string, std::string, std::vector<double>>())
       .def("step", [](const c10::intrusive_ptr<ScheduleHolder>& self) { self->schedule.step(); })

@@ -35,6 +35,8 @@ struct Config {
   Dtype dtype = Dtype::kFp32;             ///< Of parameters and gradients.
   LossScaleOptions loss_scale;            ///< Read with kFp16 only; see effective_loss_scale().
   bool check_grad_overflow = true;        ///< Skip a step with a non-finite gradient.
+  bool cast_inputs = false;               ///< fp16.auto_cast: floating inputs of forward become fp16.
+  std::optional<Dtype> buffer_dtype;      ///< data_types.buffer_dtype: what floating buffers become.
   Dtype grad_accum_dtype = Dtype::kFp32;  ///< In which gradients add up over micro-batches.
   Zero zero;
   std::optional<OptimizerConfig> optimizer;

@@ -107,6 +107,12 @@ void build_precision(Config& config, const Values& values, Report& report) {
   }
   config.dtype = fp16 ? Dtype::kFp16 : bf16 ? Dtype::kBf16 : Dtype::kFp32;
   config.loss_scale = build_loss_scale(values);
+  config.cast_inputs = fp16 && values.flag("fp16.auto_cast");
+  if (const auto buffers = values.find<std::string>("data_types.buffer_dtype")) {
+    config.buffer_dtype = buffers->starts_with("b") ? Dtype::kBf16
+                          : buffers->ends_with("32") ? Dtype::kFp32
+                                                     : Dtype::kFp16;
+  }
   config.check_grad_overflow = values.flag("bf16.check_grad_overflow");
   if (fp16) {
     config.check_grad_overflow = true;

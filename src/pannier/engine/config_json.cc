@@ -158,7 +158,8 @@ Json fp16_json(const Config& config) {
           {"loss_scale_window", scale.loss_scale_window},
           {"hysteresis", scale.hysteresis},
           {"consecutive_hysteresis", scale.consecutive_hysteresis},
-          {"min_loss_scale", scale.min_loss_scale}};
+          {"min_loss_scale", scale.min_loss_scale},
+          {"auto_cast", config.cast_inputs}};
 }
 
 // Writes "auto" again where it is still undecided, so that nobody takes a default for a decision.
@@ -182,6 +183,9 @@ std::string Config::to_json() const {
   root["fp16"] = fp16_json(*this);
   root["bf16"] = {{"enabled", dtype == Dtype::kBf16}, {"check_grad_overflow", check_grad_overflow}};
   root["data_types"] = {{"grad_accum_dtype", to_string(grad_accum_dtype)}};
+  if (buffer_dtype) {
+    root["data_types"]["buffer_dtype"] = to_string(*buffer_dtype);
+  }
   root["gradient_clipping"] = gradient_clipping;
   root["gradient_allreduce_op"] = average_gradients ? "mean" : "sum";
   if (optimizer) {

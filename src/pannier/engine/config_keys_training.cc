@@ -36,7 +36,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"fp16.hysteresis", kInteger, kSupported, "2"}.from(0).to(1e6),
     KeyRow{"fp16.consecutive_hysteresis", kBool, kSupported, "false"},
     KeyRow{"fp16.min_loss_scale", kNumber, kSupported, "1"}.from(0),
-    KeyRow{"fp16.auto_cast", kBool, kRefused, "false"},
+    KeyRow{"fp16.auto_cast", kBool, kSupported, "false"},
     KeyRow{"fp16.fp16_master_weights_and_grads", kBool, kRefused, "false"},
     KeyRow{"bf16", kSection},
     KeyRow{"bf16.enabled", kBool, kSupported, "false"}.when_auto(kAlwaysNeeded),
@@ -52,7 +52,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"data_types", kSection},
     KeyRow{"data_types.grad_accum_dtype", kChoice, kSupported, "\"fp32\""}.one_of("fp32|float32|bf16|bfloat16"),
     KeyRow{"data_types.param_dtype", kText, kRefused},
-    KeyRow{"data_types.buffer_dtype", kText, kRefused},
+    KeyRow{"data_types.buffer_dtype", kChoice, kSupported}.one_of("fp32|float32|fp16|float16|half|bf16|bfloat16"),
 
     KeyRow{"gradient_clipping", kNumber, kSupported, "1.0"}.from(0).when_auto(kAlwaysNeeded),
     KeyRow{"gradient_allreduce_op", kChoice, kSupported, "\"mean\""}.one_of("mean|sum"),

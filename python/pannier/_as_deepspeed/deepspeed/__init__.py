@@ -1,0 +1,46 @@
+"""DeepSpeed's names, served by Pannier. What Pannier doesn't have is missing here, and says so when asked for."""
+
+from typing import Any
+
+from pannier import ConfigError as DeepSpeedConfigError
+from pannier import Engine as DeepSpeedEngine
+from pannier import Optimizer as DeepSpeedOptimizer
+from pannier import add_config_arguments, initialize
+
+from . import accelerator, checkpoint, comm, ops, runtime, utils
+from .accelerator import get_accelerator
+from .comm import init_distributed
+from .git_version_info import git_branch as __git_branch__
+from .git_version_info import git_hash as __git_hash__
+from .git_version_info import version as __version__
+from .runtime import zero
+from .runtime.activation_checkpointing import checkpointing
+from .utils import log_dist, logger
+
+dist = comm
+__version_major__, __version_minor__, __version_patch__ = 0, 19, 6
+
+__all__ = [
+    "DeepSpeedConfigError",
+    "DeepSpeedEngine",
+    "DeepSpeedOptimizer",
+    "accelerator",
+    "add_config_arguments",
+    "checkpoint",
+    "checkpointing",
+    "comm",
+    "dist",
+    "get_accelerator",
+    "init_distributed",
+    "initialize",
+    "log_dist",
+    "logger",
+    "ops",
+    "runtime",
+    "utils",
+    "zero",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"deepspeed is Pannier here, which has no deepspeed.{name}")

@@ -1,0 +1,5 @@
+"""Helpers around saved tensors."""
+
+from . import utils
+
+__all__ = ["utils"]

@@ -1,0 +1,3 @@
+"""The same names under their longer path."""
+
+from pannier.comm import *  # noqa: F403

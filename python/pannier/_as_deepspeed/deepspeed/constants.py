@@ -1,0 +1,3 @@
+"""Constants that scripts import."""
+
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500

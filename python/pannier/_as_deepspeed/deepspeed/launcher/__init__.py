@@ -1,0 +1,1 @@
+"""Names of DeepSpeed's launcher; programs are started by torchrun or python."""

@@ -1,0 +1,5 @@
+"""Optimizers."""
+
+from . import adagrad, adam, lion
+
+__all__ = ["adagrad", "adam", "lion"]

@@ -1,0 +1,5 @@
+"""Adagrad."""
+
+from pannier import DeepSpeedCPUAdagrad
+
+__all__ = ["DeepSpeedCPUAdagrad"]

@@ -1,0 +1,5 @@
+"""Lion."""
+
+from pannier import DeepSpeedCPULion, FusedLion
+
+__all__ = ["DeepSpeedCPULion", "FusedLion"]

@@ -1,0 +1,5 @@
+"""Recomputation of activations."""
+
+from . import checkpointing
+
+__all__ = ["checkpointing"]

@@ -1,0 +1,5 @@
+"""The engine."""
+
+from pannier import Engine as DeepSpeedEngine
+
+__all__ = ["DeepSpeedEngine"]

@@ -1,0 +1,39 @@
+"""Logging, loaders and access to what the engine keeps."""
+
+from typing import Any
+
+from pannier import (
+    RepeatingLoader,
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+    safe_set_full_optimizer_state,
+    safe_update_full_grad_vectorized,
+)
+
+from .leaf_modules import get_z3_leaf_modules, set_z3_leaf_modules, unset_z3_leaf_modules
+from .logging import log_dist, logger
+from .nvtx import instrument_w_nvtx
+
+__all__ = [
+    "RepeatingLoader",
+    "get_z3_leaf_modules",
+    "instrument_w_nvtx",
+    "log_dist",
+    "logger",
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+    "safe_update_full_grad_vectorized",
+    "set_z3_leaf_modules",
+    "unset_z3_leaf_modules",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"deepspeed.utils is Pannier's here, which has no {name}")

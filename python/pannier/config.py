@@ -1,0 +1,138 @@
+"""Where a configuration comes from: a dict, a path, base64 text or `args.deepspeed_config`.
+
+Only finding the text happens here. Reading it, its defaults and its errors are the core's (pannier/engine/config.h);
+a dict is handed over as JSON, so the caller's own is never changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pannier import core, lr_schedules
+from pannier.config_values import ConfigValues
+from pannier.errors import ConfigError, IoError
+
+_log = logging.getLogger("pannier")
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_said: set[str] = set()  # Notes that were logged once; a process-wide memory is what "once" means.
+
+
+class Config(ConfigValues):
+    """A configuration as the core read it, and its values as the dict that `engine.config` shows."""
+
+    def __init__(self, text: str, origin: str, *, brings_optimizer: bool, brings_scheduler: bool) -> None:
+        self.torch_scheduler: tuple[str, dict[str, Any]] | None = None
+        text = self._leave_out(text, brings_optimizer, brings_scheduler)
+        try:
+            self.core = core.new_config(text)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}" if origin else str(error)) from None
+        for note in core.call(self.core.notes):
+            if note not in _said:
+                _said.add(note)
+                _log.warning("%s", note)
+        self._read_back()
+
+    def require_resolved(self) -> None:
+        """Raises where a key was left "auto" that decides something for what is built from the sections."""
+        core.call(self.core.require_resolved, "optimizer" in self.config, "scheduler" in self.config)
+
+    def resolve_batch(self, world_size: int, loader_batch: int) -> None:
+        """Completes the three batch sizes; `loader_batch` is 0 where it is not known."""
+        core.call(self.core.resolve_batch, world_size, loader_batch)
+        self._read_back()
+
+    def _read_back(self) -> None:
+        self.config: dict[str, Any] = json.loads(core.call(self.core.json))
+        if self.torch_scheduler is not None:
+            kind, params = self.torch_scheduler
+            self.config["scheduler"] = {"type": kind, "params": params}
+
+    def _leave_out(self, text: str, brings_optimizer: bool, brings_scheduler: bool) -> str:
+        # What the caller brings has priority over the sections, and a scheduler of torch's is built here, not in the
+        # core. A text that can't be read goes to the core as it is, which says what is wrong with it.
+        try:
+            values = json.loads(_COMMENT.sub(lambda match: match.group(1) or "", text))
+        except ValueError:
+            return text
+        if not isinstance(values, dict):
+            return text
+        scheduler = values.get("scheduler")
+        kind = scheduler.get("type") if isinstance(scheduler, dict) else None
+        is_torch = isinstance(kind, str) and kind not in lr_schedules.VALID_LR_SCHEDULES and _is_torch_scheduler(kind)
+        if is_torch and not brings_scheduler:
+            self.torch_scheduler = (kind, scheduler.get("params") or {})
+        left_out = {"optimizer"} if brings_optimizer else set()
+        left_out |= {"scheduler"} if brings_scheduler or is_torch else set()
+        if left_out.isdisjoint(values):
+            return text
+        return json.dumps({key: value for key, value in values.items() if key not in left_out})
+
+
+def find(args: Any, config: Any, config_params: Any) -> tuple[str, str]:
+    """The JSON text of the configuration, and where it came from (for messages; empty for a dict)."""
+    if config is None:
+        config = config_params
+    from_args = getattr(args, "deepspeed_config", None)
+    if from_args is None:
+        from_args = getattr(args, "deepscale_config", None)
+    if from_args is not None:
+        if config is not None:
+            raise ConfigError("the configuration is given twice: by args.deepspeed_config and by config")
+        config = from_args
+    if config is None:
+        raise ConfigError("no configuration: pass config (a dict or a path) or args.deepspeed_config")
+    if isinstance(config, Mapping):
+        return _dumped(config), ""
+    if isinstance(config, (str, os.PathLike)):
+        return _read(os.fspath(config))
+    raise ConfigError(f"config must be a dict, a path or base64 text, not {type(config).__name__}")
+
+
+def _dumped(config: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(config), default=_plain)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"config cannot be written as JSON: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    # What people put into dicts beside JSON's own types: numpy scalars, 0-d tensors, paths, mappings.
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a value of type {type(value).__name__}: {value!r}")
+
+
+def _read(config: str) -> tuple[str, str]:
+    if os.path.exists(config):
+        try:
+            with open(config, encoding="utf-8") as file:
+                return file.read(), config
+        except OSError as error:
+            raise IoError(error.errno, f"cannot read the configuration: {error.strerror}", config) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{config}: not a text file") from None
+    try:
+        text = base64.urlsafe_b64decode(config).decode("utf-8")
+        json.loads(text)
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        raise ConfigError(f"config is neither a file that exists nor base64 of JSON: {config!r}") from None
+    return text, "config (base64)"
+
+
+def _is_torch_scheduler(name: str) -> bool:
+    found = getattr(torch.optim.lr_scheduler, name, None)
+    return isinstance(found, type) and issubclass(found, torch.optim.lr_scheduler.LRScheduler)

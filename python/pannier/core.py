@@ -1,0 +1,73 @@
+"""The way into the C++ core: loads the library and turns its errors into Python's.
+
+Every call goes through `call`, so that an error arrives as one of `pannier.errors` with nothing of the crossing in its
+traceback. The library is `$PANNIER_LIBRARY_DIR/libpannier.so` where that is set, else the one beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from pannier.errors import ConfigError, InternalError, IoError
+
+_Result = TypeVar("_Result")
+_IO_PREFIX = re.compile(r"^\[pannier:io:(\d+)\] ?")
+_INTERNAL_PREFIX = "[pannier:internal] "
+
+
+def library_path() -> pathlib.Path:
+    """Where the core's library is expected."""
+    folder = os.environ.get("PANNIER_LIBRARY_DIR")
+    return pathlib.Path(folder) / "libpannier.so" if folder else pathlib.Path(__file__).parent / "lib" / "libpannier.so"
+
+
+def load() -> None:
+    """Loads the core. From then on torch's CPU allocations are counted."""
+    path = library_path()
+    if not path.is_file():
+        raise ImportError(f"Pannier's library is not at {path}; set PANNIER_LIBRARY_DIR to the folder that holds it")
+    torch.classes.load_library(str(path))
+
+
+def call(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Calls into the core."""
+    try:
+        return function(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise translated(error) from None
+
+
+def translated(error: Exception) -> Exception:
+    """The error of `pannier.errors` for one that the core threw; any other error as it is."""
+    message = str(error)
+    if type(error) is ValueError:
+        return ConfigError(message)
+    if type(error) is RuntimeError:
+        if io_error := _IO_PREFIX.match(message):
+            return IoError(int(io_error.group(1)), message[io_error.end() :])
+        if message.startswith(_INTERNAL_PREFIX):
+            return InternalError(message.removeprefix(_INTERNAL_PREFIX))
+    return error
+
+
+def new_config(text: str) -> Any:
+    """Reads a configuration's JSON text."""
+    return call(torch.classes.pannier.Config, text)
+
+
+def new_engine(*arguments: Any) -> Any:
+    """Builds a core engine; nothing of the model has changed when it raises."""
+    return call(torch.classes.pannier.Engine, *arguments)
+
+
+def new_schedule(kind: str, params_json: str, base_lrs: list[float]) -> Any:
+    """Builds a learning-rate schedule."""
+    return call(torch.classes.pannier.Schedule, kind, params_json, base_lrs)

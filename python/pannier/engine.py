@@ -1,0 +1,399 @@
+"""The engine: the user's model, and the verbs that train it.
+
+Everything that computes or remembers is the core's. This class checks the order of calls, keeps Python's side of the
+objects together (module, optimizer, scheduler, loader) and closes the core when it goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pannier import backward_checks, core, groups, inputs, managed
+from pannier.config import Config
+from pannier.config_values import ConfigValues
+from pannier.errors import ConfigError, UsageError
+from pannier.loader import Loader
+from pannier.optimizer import Optimizer
+
+_APPLIED = 1
+
+
+class Plan(dict[str, Any]):
+    """The plan's numbers; printing it shows the table."""
+
+    def __str__(self) -> str:
+        return str(self.get("text", dict.__str__(self)))
+
+
+def close_core(handle: Any, process_id: int, params: Sequence[weakref.ref[torch.Tensor]]) -> None:
+    """Ends a core engine, in the process that made it; a forked child leaves it alone."""
+    if os.getpid() != process_id:
+        return
+    managed.release(param for ref in params if (param := ref()) is not None)
+    core.call(handle.close)
+
+
+class Engine(ConfigValues, torch.nn.Module):
+    """Trains `module`. Made by `pannier.initialize`; one thread at a time."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        config: Config,
+        handle: Any,
+        params: Sequence[torch.nn.Parameter],
+        optimizer: Optimizer | None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self.optimizer = optimizer
+        self.lr_scheduler: Any = None
+        self.training_dataloader: Any = None
+        self.collate_fn: Callable[[list[Any]], Any] | None = None
+        self.global_rank = 0
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.world_size = 1
+        self.dp_world_size = 1
+        self._config = config
+        self._core = handle
+        self._process_id = os.getpid()
+        self._params = list(params)
+        self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
+        self._inside_no_sync = False
+        self._step_applied = False
+        self._said: set[str] = set()
+        self._input_hook = inputs.prepare(module, self)
+        managed.register(self, self._params)
+        refs = [weakref.ref(param) for param in self._params]
+        self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs)
+
+    # --- the verbs of a training loop ---
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the module."""
+        self.core  # noqa: B018  (raises where the engine is closed)
+        if self.config.get("train_micro_batch_size_per_gpu") in (0, None, "auto"):
+            self._resolve_batch_from(inputs, kwargs)
+        return self.module(*inputs, **kwargs)
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Backward of a scalar loss; gradients go to the engine. Returns the loss divided by the accumulation steps."""
+        handle = self._core_with_optimizer("backward")
+        backward_checks.require_loss(loss)
+        returned, root = core.call(handle.begin_backward, loss, scale_wrt_gas)
+        try:
+            root.backward(retain_graph=retain_graph)
+        except BaseException as error:
+            core.call(handle.abort_backward)
+            if isinstance(error, Exception) and backward_checks.comes_from_core(error):
+                raise core.translated(error) from None
+            raise
+        core.call(handle.end_backward)
+        return returned
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss for a backward that the caller runs: `engine.scale(loss).backward()`."""
+        handle = self._core_with_optimizer("scale")
+        backward_checks.require_loss(loss)
+        return core.call(handle.scale, loss)
+
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Ends a micro-batch; at the end of a window updates the parameters and steps the scheduler."""
+        handle = self._core_with_optimizer("step")
+        if self._inside_no_sync:
+            raise UsageError("step() inside no_sync() or coalesce_grad_reduction() is not allowed")
+        groups.require_known_groups(self.optimizer.param_groups, self._num_groups)
+        self._step_applied = False
+        outcome = core.call(handle.step, groups.hyperparameters(self.optimizer.param_groups))
+        if outcome == 0:
+            return
+        # torch's schedulers look at this mark to see that an optimizer was stepped before them.
+        self.optimizer._opt_called = self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._step_applied = outcome == _APPLIED
+        if self._step_applied and self.lr_scheduler is not None:
+            self.lr_scheduler.step(**(lr_kwargs or {}))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops all gradients that no step has used yet, those of a partly filled window too."""
+        core.call(self.core.drop_gradients)
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next `step()` updates."""
+        return core.call(self.core.is_boundary)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Says whether the next backward and step end a window; None goes back to counting."""
+        if not self.managed_gradient_accumulation():
+            raise UsageError(
+                "set_gradient_accumulation_boundary() needs managed_gradient_accumulation: "
+                "without it every step() ends a window"
+            )
+        core.call(self.core.set_boundary, -1 if is_boundary is None else int(bool(is_boundary)))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward without reduction; with one rank only the rules of the many-rank case remain."""
+        if self.zero_optimization_partition_gradients():
+            raise UsageError(
+                f"no_sync() cannot work with stage {self.zero_optimization_stage()}, which shards gradients"
+            )
+        with self._no_step_inside("no_sync"):
+            yield
+
+    @contextlib.contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """Several backwards with one reduction at the end."""
+        if not self.managed_gradient_accumulation():
+            raise UsageError("coalesce_grad_reduction() needs managed_gradient_accumulation")
+        if self.zero_optimization_stage() == 0:
+            raise NotImplementedError("coalesce_grad_reduction() needs ZeRO stage 1, 2 or 3, got stage 0")
+        with self._no_step_inside("coalesce_grad_reduction"):
+            yield
+
+    # --- what a loop reads ---
+
+    def get_global_grad_norm(self) -> float | None:
+        """The gradients' 2-norm of the last window, unscaled and before clipping. None before the first step."""
+        return core.call(self.core.grad_norm)
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step()` changed the parameters."""
+        return self._step_applied
+
+    def get_lr(self) -> list[float]:
+        """Each group's lr."""
+        return self._of_groups("lr")
+
+    def get_type(self) -> list[Any]:
+        """Each group's `type`, 0.0 where there is none."""
+        return self._of_groups("type")
+
+    def get_mom(self) -> list[Any]:
+        """Each group's betas, or momentum for SGD."""
+        return self._of_groups("momentum" if self.optimizer_name() == "SGD" else "betas")
+
+    def optimizer_name(self) -> str | None:
+        """The class of the optimizer whose groups these are."""
+        return None if self.optimizer is None else type(self.optimizer.optimizer).__name__
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration with all defaults filled in."""
+        return self._config.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return torch.device("cpu")
+
+    @property
+    def global_steps(self) -> int:
+        """Windows that ended, skipped ones too."""
+        return self._counter("global_steps")
+
+    @property
+    def micro_steps(self) -> int:
+        """Calls of `step()`."""
+        return self._counter("micro_steps")
+
+    @property
+    def skipped_steps(self) -> int:
+        """Windows that changed nothing because a gradient was not finite."""
+        return self._counter("skipped_steps")
+
+    @property
+    def global_samples(self) -> int:
+        """Samples seen."""
+        return self._counter("global_samples")
+
+    def memory_stats(self) -> dict[str, Any]:
+        """Bytes by tier (device, host, nvme) and owner, current and peak."""
+        return json.loads(core.call(self.core.memory_stats))
+
+    def reset_peak_memory(self) -> None:
+        """Starts the peaks of `memory_stats` anew."""
+        core.call(self.core.reset_peak)
+
+    def start_memory_timeline(self) -> None:
+        """Starts recording device memory over time by owner."""
+        core.call(self.core.start_timeline)
+
+    def memory_timeline(self) -> list[Any]:
+        """What was recorded: [seconds, {owner: bytes}]."""
+        return json.loads(core.call(self.core.timeline))
+
+    def plan(self) -> Plan:
+        """What goes where, and what it should cost. Prints as a table."""
+        return Plan(json.loads(core.call(self.core.plan)))
+
+    # --- batch sizes and data ---
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Changes the accumulation steps so that `train_batch_size` samples make a step."""
+        micro = self.train_micro_batch_size_per_gpu()
+        if train_batch_size <= 0 or train_batch_size % (micro * self.dp_world_size) != 0:
+            raise ConfigError(
+                f"train batch size {train_batch_size} is not a positive multiple of micro batch size {micro} times "
+                f"{self.dp_world_size} ranks"
+            )
+        self._set_batch(micro, train_batch_size // (micro * self.dp_world_size))
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Changes the micro batch size; the accumulation steps stay."""
+        self._set_batch(micro_batch_size, self.gradient_accumulation_steps())
+
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> Loader:
+        """A loader of micro-batches over `dataset`; shuffled for the route "train"."""
+        return Loader(
+            dataset,
+            self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size,
+            world_size=self.dp_world_size,
+            rank=self.global_rank,
+            shuffle=route == "train",
+            data_sampler=data_sampler,
+            collate_fn=self.collate_fn if collate_fn is None else collate_fn,
+            num_workers=num_local_io_workers or 0,
+            drop_last=self.dataloader_drop_last(),
+            pin_memory=pin_memory,
+        )
+
+    # --- weights ---
+
+    def module_state_dict(
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """The module's own state dict."""
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            for name, param in self.module.named_parameters(remove_duplicate=False):
+                if not param.requires_grad:
+                    state.pop(prefix + name, None)
+        return state
+
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., None] | None = None,
+    ) -> None:
+        """Loads the state dict under checkpoint["module"] into the module."""
+        self.core  # noqa: B018
+        state = checkpoint["module"]
+        if custom_load_fn is None:
+            self.module.load_state_dict(state, strict=strict)
+        else:
+            custom_load_fn(src=state, dst=self.module)
+        self.parameters_changed()
+
+    def parameters_changed(self) -> None:
+        """Says that parameters were written through `.data`, which torch does not count. Other edits are noticed."""
+        core.call(self.core.parameters_changed)
+
+    def synchronize(self) -> None:
+        """Waits until every parameter and state is in place."""
+        core.call(self.core.synchronize)
+
+    # --- life ---
+
+    @property
+    def core(self) -> Any:
+        """The core's engine. Raises where there is none to use."""
+        if not self._finalizer.alive:
+            raise UsageError("this engine was destroyed")
+        if os.getpid() != self._process_id:
+            raise UsageError(
+                f"this engine belongs to process {self._process_id}, and can't be used in process {os.getpid()}"
+            )
+        return self._core
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `destroy()` was called."""
+        return not self._finalizer.alive
+
+    def destroy(self) -> None:
+        """Lets go of the module, which can be given to `initialize` again. Calling it twice does nothing."""
+        if self._input_hook is not None:
+            self._input_hook.remove()
+            self._input_hook = None
+        self._finalizer()
+
+    def said_once(self, what: str) -> bool:
+        """Whether this engine said `what` before; from now on it did."""
+        if what in self._said:
+            return True
+        self._said.add(what)
+        return False
+
+    def pending_micro_batches(self) -> int:
+        """Micro-batches of the open window that `step()` has counted."""
+        return self.micro_steps % self.gradient_accumulation_steps()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            pass
+        module = self.__dict__.get("_modules", {}).get("module")
+        if module is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(module, name)
+
+    def _core_with_optimizer(self, verb: str) -> Any:
+        if self.optimizer is None:
+            raise UsageError(f"{verb}() needs an optimizer, and initialize() was given none")
+        return self.core
+
+    def _counter(self, name: str) -> int:
+        return int(core.call(self.core.counters)[name])
+
+    def _of_groups(self, key: str) -> list[Any]:
+        return [] if self.optimizer is None else [group.get(key, 0.0) for group in self.optimizer.param_groups]
+
+    @contextlib.contextmanager
+    def _no_step_inside(self, name: str) -> Iterator[None]:
+        if self._inside_no_sync:
+            raise UsageError(f"{name}() inside no_sync() or coalesce_grad_reduction() is not allowed")
+        self._inside_no_sync = True
+        try:
+            yield
+        finally:
+            self._inside_no_sync = False
+
+    def _resolve_batch_from(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        # A batch size left "auto" is that of the first batch.
+        tensors = (value for value in (*inputs, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim())
+        first = next(tensors, None)
+        if first is None:
+            raise ConfigError(
+                "train_micro_batch_size_per_gpu is auto, and the first batch holds no tensor to take it from"
+            )
+        self._config.resolve_batch(self.world_size, first.shape[0])
+        self._set_batch(self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps())
+
+    def _set_batch(self, micro: int, steps: int) -> None:
+        core.call(self.core.set_batch, micro, steps)
+        self.config["train_micro_batch_size_per_gpu"] = micro
+        self.config["gradient_accumulation_steps"] = steps
+        self.config["train_batch_size"] = micro * steps * self.dp_world_size

@@ -1,0 +1,160 @@
+"""`initialize`: checks everything that was given, then builds the engine. What raises leaves the model as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from pannier import comm, core, foreign_use, groups, inputs, lr_schedules, managed
+from pannier import config as configuration
+from pannier.config import Config
+from pannier.engine import Engine
+from pannier.errors import ConfigError, UsageError
+from pannier.loader import Loader
+from pannier.optimizer import Optimizer
+
+
+
+def initialize(
+    args: Any = None,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
+    model_parameters: Iterable[Any] | torch.nn.Module | None = None,
+    training_data: torch.utils.data.Dataset[Any] | None = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    mesh_param: Any = None,
+    config_params: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+) -> tuple[Engine, Optimizer | None, Loader | None, Any]:
+    """Makes an engine that trains `model`.
+
+    Args:
+        args: A namespace; `args.deepspeed_config` is the configuration where `config` is not given.
+        model: The module to train. Its parameters stay the same objects.
+        optimizer: An optimizer, or a function of the parameters that returns one. It comes before the config's.
+        model_parameters: Parameters or parameter groups for the config's optimizer; default: all of the model's.
+        training_data: A dataset, for which a loader of micro-batches is returned.
+        lr_scheduler: A scheduler, or a function of the optimizer that returns one. It comes before the config's.
+        distributed_port: Unused with one rank.
+        mpu: Must be None: model parallelism is not supported.
+        dist_init_required: False: torch's process group must be there already.
+        collate_fn: Makes a batch of a list of samples, for the loader.
+        config: A dict (never changed), a path, or base64 text of JSON.
+        mesh_param: Must be None: sequence parallelism is not supported.
+        config_params: Another name of `config`.
+
+    Returns:
+        engine, optimizer (None where none is asked for), loader (None without `training_data`), scheduler (or None).
+
+    Raises:
+        ConfigError: for anything given that can't be.
+        OutOfMemoryError: where the plan does not fit; nothing was allocated.
+    """
+    if model is None:
+        raise UsageError("initialize() needs a model")
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if mpu is not None or mesh_param is not None:
+        raise ConfigError("mpu and mesh_param are not supported: there is no model or sequence parallelism")
+    comm.require_single_rank(dist_init_required)
+    text, origin = configuration.find(args, config, config_params)
+    read = Config(text, origin, brings_optimizer=optimizer is not None, brings_scheduler=lr_scheduler is not None)
+    read.require_resolved()
+    read.resolve_batch(world_size=1, loader_batch=0)
+    params = checked_parameters(model)
+    basic = groups.build_optimizer(optimizer, model_parameters, params, read)
+    rule = "" if basic is None else groups.update_rule(basic)
+    group_of = groups.group_indices(basic, params)
+    wrapped = None if basic is None else Optimizer(basic)
+    scheduler = None if wrapped is None else _build_scheduler(lr_scheduler, wrapped, read)
+    if training_data is not None:
+        Loader.require_dataset(training_data)
+
+    states = groups.take_states(basic)
+    numbers = [] if wrapped is None else groups.hyperparameters(wrapped.param_groups)
+    buffers = inputs.buffers_for_core(model, read)
+    try:
+        handle = core.new_engine(read.core, rule, list(params), list(params.values()), group_of, numbers, buffers)
+    except Exception:
+        groups.restore_states(basic, states)
+        raise
+    engine = Engine(model, read, handle, list(params.values()), wrapped)
+    engine.collate_fn = collate_fn
+    engine.lr_scheduler = scheduler
+    if wrapped is not None:
+        trained = {
+            index: param
+            for index, (param, group) in enumerate(zip(params.values(), group_of, strict=True))
+            if group >= 0 and param.requires_grad
+        }
+        wrapped.bind(engine, {id(param): index for index, param in trained.items()})
+        groups.give_states(engine.core, states, trained)
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data)
+    foreign_use.watch()
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The model's parameters by name, tied ones once. Raises for those that can't be managed."""
+    params = dict(model.named_parameters())
+    for name, param in params.items():
+        if managed.owner_of(param) is not None:
+            raise ConfigError(
+                f"the model is already managed by an engine (parameter {name}); call that engine's destroy() first"
+            )
+        if param.device.type != "cpu":
+            raise ConfigError(f"parameter {name} is on device {param.device}; this engine trains on cpu")
+        if param.layout != torch.strided:
+            raise ConfigError(f"parameter {name} has layout {param.layout}; only strided parameters are supported")
+        if _overlaps(param):
+            raise ConfigError(
+                f"parameter {name} of shape {tuple(param.shape)} and strides {param.stride()} overlaps itself in "
+                "memory (an expanded tensor); make it contiguous first"
+            )
+    return params
+
+
+def _overlaps(param: torch.Tensor) -> bool:
+    # Sorted by stride, each dimension must step over all that the smaller ones span.
+    span = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(param.stride(), param.shape) if size > 1):
+        if stride < span:
+            return True
+        span = stride * (size - 1) + span
+    return False
+
+
+def _build_scheduler(given: Any, optimizer: Optimizer, config: Config) -> Any:
+    if given is not None and callable(given):
+        return given(optimizer)
+    if given is not None:
+        _require_same_groups(given, optimizer)
+        return given
+    if config.torch_scheduler is not None:
+        kind, params = config.torch_scheduler
+        try:
+            return getattr(torch.optim.lr_scheduler, kind)(optimizer, **params)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"scheduler {kind}: {error}") from None
+    section = config.value("scheduler")
+    if not section or not section.get("type"):
+        return None
+    return lr_schedules.BY_NAME[section["type"]](optimizer, **(section.get("params") or {}))
+
+
+def _require_same_groups(scheduler: Any, optimizer: Optimizer) -> None:
+    # A scheduler of another optimizer would write into dicts that nobody reads.
+    its_groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
+    if its_groups is not None and {id(group) for group in its_groups}.isdisjoint(map(id, optimizer.param_groups)):
+        raise ConfigError(
+            "lr_scheduler was built on an optimizer that is not the one given to initialize(); "
+            "give that optimizer too, or a function that builds the scheduler"
+        )

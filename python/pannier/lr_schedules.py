@@ -1,0 +1,158 @@
+"""Learning-rate schedules by the names of DeepSpeed's configuration.
+
+The curves are the core's (pannier/optim/schedule.h). The classes here write its values into the optimizer's parameter
+groups, in place, where `step()` of the engine and everybody else reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from pannier import core
+from pannier.errors import UsageError
+
+LR_RANGE_TEST = "LRRangeTest"
+ONE_CYCLE = "OneCycle"
+WARMUP_LR = "WarmupLR"
+WARMUP_DECAY_LR = "WarmupDecayLR"
+WARMUP_COSINE_LR = "WarmupCosineLR"
+VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
+
+
+class LrSchedule:
+    """A schedule bound to an optimizer's groups. Subclasses name the curve; their arguments are the curve's fields."""
+
+    kind: ClassVar[str]
+    positional: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *values: Any, **params: Any) -> None:
+        if len(values) > len(self.positional):
+            raise TypeError(f"{self.kind} takes at most {len(self.positional)} arguments, got {len(values)}")
+        params.update(zip(self.positional, values, strict=False))
+        params = {key: value for key, value in params.items() if value is not None}
+        self.optimizer = optimizer
+        lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._schedule = core.new_schedule(self.kind, json.dumps(params), lrs)
+        self._last_lr: list[float] | None = None
+        if self.last_batch_iteration == -1:
+            self._write()
+
+    @property
+    def last_batch_iteration(self) -> int:
+        """The iteration whose values the groups hold; -1 before the first step."""
+        return core.call(self._schedule.iteration)
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Goes one iteration on, or to `last_batch_iteration`, and writes the values into the groups."""
+        if last_batch_iteration is None:
+            core.call(self._schedule.step)
+        else:
+            core.call(self._schedule.step_to, last_batch_iteration)
+        self._write()
+
+    def get_lr(self) -> list[float]:
+        """The schedule's value for each group."""
+        return core.call(self._schedule.lrs)
+
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """The betas for each group, None where the schedule leaves them alone."""
+        flat = core.call(self._schedule.momenta)
+        return list(zip(flat[0::2], flat[1::2], strict=True)) or None
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rates that were written last."""
+        if self._last_lr is None:
+            raise UsageError("need to call step() first")
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, int]:
+        """What a resume needs."""
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, sd: dict[str, int]) -> None:
+        """Continues where `state_dict` was taken and writes the values of that iteration into the groups."""
+        core.call(self._schedule.step_to, sd["last_batch_iteration"])
+        self._write()
+
+    def _write(self) -> None:
+        groups = self.optimizer.param_groups
+        for group, lr in zip(groups, core.call(self._schedule.lrs), strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        for group, betas in zip(groups, self.get_mom() or [], strict=False):
+            if "betas" in group:
+                group["betas"] = betas
+        self._last_lr = [group["lr"] for group in groups]
+
+
+class WarmupLR(LrSchedule):
+    """Rises from `warmup_min_lr` to `warmup_max_lr` (default: each group's own lr), then stays."""
+
+    kind = WARMUP_LR
+    positional = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type", "last_batch_iteration")
+
+
+class WarmupDecayLR(LrSchedule):
+    """Rises as WarmupLR does, then falls in a straight line to 0 at `total_num_steps`."""
+
+    kind = WARMUP_DECAY_LR
+    positional = ("total_num_steps", *WarmupLR.positional)
+
+
+class WarmupCosineLR(LrSchedule):
+    """Rises to each group's own lr, then follows a cosine to `cos_min_ratio` of it at `total_num_steps`."""
+
+    kind = WARMUP_COSINE_LR
+    positional = (
+        "total_num_steps",
+        "warmup_min_ratio",
+        "warmup_num_steps",
+        "cos_min_ratio",
+        "warmup_type",
+        "last_batch_iteration",
+    )
+
+
+class OneCycle(LrSchedule):
+    """Up to `cycle_max_lr` and back to `cycle_min_lr`, then a decay; beta1 runs the other way."""
+
+    kind = ONE_CYCLE
+    positional = (
+        "cycle_min_lr",
+        "cycle_max_lr",
+        "decay_lr_rate",
+        "cycle_first_step_size",
+        "cycle_second_step_size",
+        "cycle_first_stair_count",
+        "cycle_second_stair_count",
+        "decay_step_size",
+        "cycle_momentum",
+        "cycle_min_mom",
+        "cycle_max_mom",
+        "decay_mom_rate",
+        "last_batch_iteration",
+    )
+
+
+class LRRangeTest(LrSchedule):
+    """Rises without end, to find the greatest lr that trains."""
+
+    kind = LR_RANGE_TEST
+    positional = (
+        "lr_range_test_min_lr",
+        "lr_range_test_step_size",
+        "lr_range_test_step_rate",
+        "lr_range_test_staircase",
+        "last_batch_iteration",
+    )
+
+
+BY_NAME: dict[str, type[LrSchedule]] = {
+    kind.kind: kind for kind in (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest)
+}

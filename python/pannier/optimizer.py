@@ -1,0 +1,261 @@
+"""The optimizer that `initialize` returns: the caller's parameter groups, and a view of what the engine holds.
+
+`param_groups` is the list of the optimizer that the caller gave (or that the config describes), with the caller's own
+dicts in it for life. Nothing here is a copy of the core's state: states, scale and norm are asked for when read.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pannier import core
+from pannier.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from pannier.engine import Engine
+
+_log = logging.getLogger("pannier")
+
+
+class StateView(Mapping[torch.Tensor, dict[str, Any]]):
+    """Optimizer states by parameter, each made into full-shape fp32 copies when it is read."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def __getitem__(self, param: torch.Tensor) -> dict[str, Any]:
+        index = self._indices().get(id(param))
+        if index is None:
+            raise KeyError(param)
+        handle = self._optimizer.engine.core
+        state: dict[str, Any] = {"step": core.call(handle.param_step, index)}
+        for key in core.call(handle.state_keys):
+            state[key] = core.call(handle.state_tensor, index, key)
+        return state
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        indices = self._indices()
+        return (p for group in self._optimizer.param_groups for p in group["params"] if id(p) in indices)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _indices(self) -> dict[int, int]:
+        return self._optimizer.state_indices
+
+
+class LossScaler:
+    """The loss scale as the core has it, by DeepSpeed's names. Read only."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale changes with the gradients."""
+        return self._optimizer.dynamic_loss_scale
+
+    @property
+    def cur_scale(self) -> float:
+        """The factor of the next loss."""
+        return core.call(self._optimizer.engine.core.loss_scale)
+
+    loss_scale = cur_scale
+
+    @property
+    def cur_iter(self) -> int:
+        """Steps that the scaler has seen."""
+        return int(self._state()["iteration"])
+
+    @property
+    def last_overflow_iter(self) -> int:
+        """The iteration of the last skipped step; -1 before any."""
+        return int(self._state()["last_overflow_iteration"])
+
+    @property
+    def cur_hysteresis(self) -> int:
+        """Overflows left before the scale goes down."""
+        return int(self._state()["hysteresis_left"])
+
+    @property
+    def scale_window(self) -> int:
+        """Good steps before the scale doubles."""
+        return int(self._optimizer.engine.config["fp16"]["loss_scale_window"])
+
+    @property
+    def scale_factor(self) -> float:
+        """What the scale is multiplied or divided by."""
+        return 2.0
+
+    def _state(self) -> dict[str, float]:
+        return core.call(self._optimizer.engine.core.scaler_state)
+
+
+class Optimizer(torch.optim.Optimizer):
+    """The optimizer of an engine."""
+
+    optimizer: torch.optim.Optimizer
+    """The optimizer that the groups come from: the caller's own, or a description made from the config."""
+
+    def __init__(self, basic: torch.optim.Optimizer) -> None:
+        super().__init__(basic.param_groups, basic.defaults)
+        self.param_groups = basic.param_groups
+        self.optimizer = basic
+        self.state_indices: dict[int, int] = {}
+        self._engine: weakref.ref[Engine] | None = None
+        self._is_bound = True
+
+    def bind(self, engine: Engine, state_indices: dict[int, int]) -> None:
+        """Connects to the engine. `state_indices` maps id(parameter) to the core's index where there are states."""
+        self._engine = weakref.ref(engine)
+        self.state_indices = state_indices
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that does the work."""
+        engine = self._engine() if self._engine is not None else None
+        if engine is None:
+            raise UsageError("this optimizer's engine is gone, or initialize() has not finished")
+        return engine
+
+    # torch's base class assigns `state` in its constructor; the view stands in its place.
+    @property
+    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:  # type: ignore[override]
+        """States by parameter, fp32 copies of full shape made on access. Empty until the first step."""
+        return StateView(self)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if value:
+            raise UsageError("optimizer.state can't be assigned; use load_state_dict()")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """The engine's `step()`."""
+        if closure is not None:
+            raise UsageError("a closure is not supported; call backward() first")
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops gradients, but for those of a window that is partly filled: see `Engine.zero_grad`."""
+        engine = self.engine
+        if engine.pending_micro_batches() == 0:
+            engine.zero_grad()
+        elif not engine.said_once("zero_grad"):
+            _log.warning(
+                "optimizer.zero_grad() in the middle of an accumulation window keeps the gradients of the window; "
+                "engine.zero_grad() drops them"
+            )
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
+        """The engine's `backward()` without the division by the accumulation steps."""
+        self.engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises once the engine is there: what it manages is fixed by `initialize`."""
+        if getattr(self, "_is_bound", False):
+            raise UsageError("parameter groups can't be added after initialize()")
+        super().add_param_group(param_group)
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was skipped because a gradient was not finite."""
+        return core.call(self.engine.core.overflow)
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next loss; 1 where losses are not scaled."""
+        return core.call(self.engine.core.loss_scale)
+
+    cur_scale = loss_scale
+
+    @property
+    def loss_scaler(self) -> LossScaler:
+        """The loss scaler, by DeepSpeed's names."""
+        return LossScaler(self)
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale changes with the gradients."""
+        return self.engine.dynamic_loss_scale()
+
+    @property
+    def _global_grad_norm(self) -> float | None:
+        return self.engine.get_global_grad_norm()
+
+    def needs_scaler(self) -> bool:
+        """Whether a loss must be scaled before its backward."""
+        return self.engine.fp16_enabled()
+
+    def set_lr(self, lr: float) -> None:
+        """Writes `lr` into every group."""
+        for group in self.param_groups:
+            group["lr"] = lr
+
+    def get_lr(self) -> float:
+        """The first group's lr."""
+        return self.param_groups[0]["lr"]
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """Groups and states as torch packs them, with the fp32 masters and the loss scaler beside the states."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        number_of = {id(param): number for number, param in enumerate(params)}
+        handle = self.engine.core
+        states: dict[int, dict[str, Any]] = {}
+        for number, param in enumerate(params):
+            if (index := self.state_indices.get(id(param))) is not None:
+                master = core.call(handle.state_tensor, index, "fp32_param")
+                states[number] = {**self.state[param], "fp32_param": master}
+        groups = [
+            {**group, "params": [number_of[id(param)] for param in group["params"]]} for group in self.param_groups
+        ]
+        return {"state": states, "param_groups": groups, "loss_scaler": core.call(handle.scaler_state)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Takes over what `state_dict` gave. The groups' dicts stay the same objects; their values change."""
+        saved_groups = state_dict["param_groups"]
+        if len(saved_groups) != len(self.param_groups):
+            raise ConfigError(
+                f"the saved optimizer has {len(saved_groups)} parameter groups, this one {len(self.param_groups)}"
+            )
+        for index, (group, saved) in enumerate(zip(self.param_groups, saved_groups, strict=True)):
+            if len(group["params"]) != len(saved["params"]):
+                raise ConfigError(
+                    f"parameter group {index}: {len(saved['params'])} parameters saved, {len(group['params'])} here"
+                )
+        params = [param for group in self.param_groups for param in group["params"]]
+        numbers = [number for saved in saved_groups for number in saved["params"]]
+        self._check_states(params, numbers, state_dict["state"])
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+        for param, number in zip(params, numbers, strict=True):
+            self._load_param(param, state_dict["state"].get(number, {}))
+        if "loss_scaler" in state_dict:
+            core.call(self.engine.core.load_scaler_state, state_dict["loss_scaler"])
+
+    def _check_states(self, params: list[torch.Tensor], numbers: list[int], states: Mapping[int, Any]) -> None:
+        # Everything is looked at before anything changes.
+        for param, number in zip(params, numbers, strict=True):
+            for key, value in states.get(number, {}).items():
+                if isinstance(value, torch.Tensor) and key != "step" and value.shape != param.shape:
+                    raise ConfigError(
+                        f"saved state {key} of parameter {number} has shape {tuple(value.shape)}, "
+                        f"the parameter {tuple(param.shape)}"
+                    )
+
+    def _load_param(self, param: torch.Tensor, state: Mapping[str, Any]) -> None:
+        index = self.state_indices.get(id(param))
+        if index is None:
+            return
+        handle = self.engine.core
+        known = {*core.call(handle.state_keys), "fp32_param"}
+        for key, value in state.items():
+            if key in known:
+                core.call(handle.set_state_tensor, index, key, torch.as_tensor(value))
+        if "step" in state:
+            core.call(handle.set_param_step, index, int(state["step"]))

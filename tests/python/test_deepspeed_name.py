@@ -1,0 +1,191 @@
+"""Programs that say `import deepspeed`, unchanged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import json, sys
+import torch
+import deepspeed
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.runtime.lr_schedules import VALID_LR_SCHEDULES, WarmupLR
+from deepspeed.accelerator import get_accelerator
+
+model = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30))
+engine, optimizer, _, _ = deepspeed.initialize(
+    model=model,
+    model_parameters=model.parameters(),
+    config={
+        "train_batch_size": 8,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-2}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
+        "fp16": {"enabled": True},
+    },
+)
+assert isinstance(engine, deepspeed.DeepSpeedEngine)
+torch.manual_seed(42)
+x = torch.randint(0, 30, (8, 4), device=engine.device)
+losses = []
+for step in range(20):
+    loss = torch.nn.functional.cross_entropy(engine(x).float().flatten(0, 1), x.flatten())
+    engine.backward(loss)
+    engine.step()
+    losses.append(loss.item())
+assert losses[-1] < losses[0], losses
+assert get_accelerator().max_memory_allocated() > 0
+print(json.dumps({"argv": sys.argv, "version": deepspeed.__version__, "file": deepspeed.__file__}))
+"""
+
+
+def run(*arguments: str, cwd: Path, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def test_script_runs_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "\nimport beside\nassert beside.HERE == 1\n")
+    (tmp_path / "beside.py").write_text("HERE = 1\n")
+    output = run("-m", "pannier.deepspeed", "train.py", "--lr", "3", cwd=tmp_path).stdout
+    assert '["train.py", "--lr", "3"]' in output and "0.19.6+pannier" in output and "_as_deepspeed" in output
+
+
+def test_module_runs_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("")
+    (tmp_path / "package/train.py").write_text(
+        "import sys, deepspeed\nassert __name__ == '__main__' and sys.argv[1:] == ['a', '-b']\nprint(deepspeed.__version__)\n"
+    )
+    assert "0.19.6+pannier" in run("-m", "pannier.deepspeed", "-m", "package.train", "a", "-b", cwd=tmp_path).stdout
+
+
+def test_exit_code_and_usage(tmp_path: Path) -> None:
+    (tmp_path / "leave.py").write_text("import sys; sys.exit(7)\n")
+    run("-m", "pannier.deepspeed", "leave.py", cwd=tmp_path, code=7)
+    assert "usage" in run("-m", "pannier.deepspeed", cwd=tmp_path, code=2).stderr
+
+
+def test_workers_and_children_find_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import multiprocessing, subprocess, sys
+import deepspeed
+
+def version(_):
+    import deepspeed
+    return deepspeed.__version__
+
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.map(version, [0]) == ["0.19.6+pannier"], method
+    child = subprocess.run([sys.executable, "-c", "import deepspeed; print(deepspeed.__version__)"], capture_output=True)
+    assert child.stdout.strip() == b"0.19.6+pannier", child
+    print("all found")
+"""
+    )
+    assert "all found" in run("-m", "pannier.deepspeed", "train.py", cwd=tmp_path).stdout
+
+
+def test_metadata_says_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "ask.py").write_text(
+        "import importlib.metadata, importlib.util\n"
+        "assert importlib.util.find_spec('deepspeed') is not None\n"
+        "assert importlib.metadata.metadata('deepspeed')['Name'] == 'deepspeed'\n"
+        "print(importlib.metadata.version('deepspeed'))\n"
+    )
+    assert run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path).stdout.strip() == "0.19.6+pannier"
+
+
+def test_it_is_on_no_path_otherwise(tmp_path: Path) -> None:
+    result = run("-c", "import pannier, sys; assert not any('_as_deepspeed' in p for p in sys.path)", cwd=tmp_path)
+    assert result.returncode == 0
+
+
+def test_install_in_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import pannier.deepspeed\npannier.deepspeed.install()\npannier.deepspeed.install()\n" + TRAIN
+    )
+    assert "0.19.6+pannier" in run("train.py", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("early", ["deepspeed", "accelerate"])
+def test_install_too_late(tmp_path: Path, early: str) -> None:
+    (tmp_path / f"{early}.py").write_text("")
+    program = f"import {early}, pannier.deepspeed\npannier.deepspeed.install()\n"
+    (tmp_path / "late.py").write_text(program)
+    assert f"before the first import of {early}" in run("late.py", cwd=tmp_path, code=1).stderr
+
+
+def test_missing_names_say_so(tmp_path: Path) -> None:
+    (tmp_path / "ask.py").write_text(
+        """
+import deepspeed
+for owner, name in ((deepspeed, "init_inference"), (deepspeed.zero, "TiledLinear"), (deepspeed.comm, "nothing")):
+    try:
+        getattr(owner, name)
+    except AttributeError as error:
+        assert "Pannier" in str(error) and name in str(error), error
+    else:
+        raise SystemExit(f"{name} was there")
+    assert not hasattr(owner, name)
+import deepspeed.moe
+"""
+    )
+    error = run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path, code=1).stderr
+    assert "ModuleNotFoundError" in error and "deepspeed.moe" in error and "Pannier" in error
+
+
+def test_names_that_scripts_import(tmp_path: Path) -> None:
+    (tmp_path / "ask.py").write_text(
+        """
+import argparse
+import deepspeed, torch
+import deepspeed.comm as dist
+from deepspeed import DeepSpeedEngine, add_config_arguments, init_distributed, log_dist, logger, zero
+from deepspeed.checkpoint.utils import clone_tensors_for_torch_save
+from deepspeed.constants import TORCH_DISTRIBUTED_DEFAULT_PORT
+from deepspeed.launcher.runner import DEEPSPEED_ENVIRONMENT_NAME
+from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.runtime.dataloader import RepeatingLoader
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero import GatheredParameters, Init, ZeroParamStatus
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, set_z3_leaf_modules
+
+args = add_config_arguments(argparse.ArgumentParser()).parse_args(["--deepspeed", "--deepspeed_config", "x.json"])
+assert args.deepspeed and args.deepspeed_config == "x.json"
+logger.setLevel("WARNING")
+assert "WarmupLR" in deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES
+assert (dist.get_rank(), dist.get_world_size(), dist.is_initialized()) == (0, 1, False)
+dist.init_distributed(dist_backend=None, auto_mpi_discovery=False)
+assert dist.is_initialized() and torch.distributed.get_world_size() == 1
+dist.barrier()
+with zero.Init(config_dict_or_path={"zero_optimization": {"stage": 3}}):
+    model = torch.nn.Linear(2, 2)
+with zero.GatheredParameters(model.weight, modifier_rank=0):
+    model.weight.data.zero_()
+with zero.GatheredParameters([]):
+    pass
+assert deepspeed.accelerator.get_accelerator().current_device_name() == "cpu"
+tied = clone_tensors_for_torch_save({"a": [torch.ones(4)[:2]]})
+assert tied["a"][0].untyped_storage().nbytes() == 8
+"""
+    )
+    run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path)

@@ -1,0 +1,200 @@
+"""Copies, several engines, ends, forks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import pannier
+from reference import DTYPES, OPTIMIZERS, Zoo, cells, config, gradients
+
+ADAMW = OPTIMIZERS["AdamW"][0]
+
+
+def test_module_copies_and_pickles() -> None:
+    for stage, offload in cells():
+        for dtype in DTYPES:
+            engine = pannier.initialize(model=Zoo(), config=config(ADAMW, stage=stage, offload=offload, dtype=dtype))[0]
+            grads = gradients(0, 0, DTYPES[dtype])
+            engine.backward(engine(grads))
+            engine.step()
+            copies = [copy.deepcopy(engine.module), pickle.loads(pickle.dumps(engine.module))]
+            file = io.BytesIO()
+            torch.save(engine.module, file)
+            file.seek(0)
+            copies.append(torch.load(file, weights_only=False))
+            for other in copies:
+                assert other.embedding is other.head
+                for (name, left), right in zip(engine.module.named_parameters(), other.parameters(), strict=True):
+                    assert torch.equal(left, right), name
+                    assert (right is not left and right.data_ptr() != left.data_ptr()) or left.numel() == 0
+                # A copy is nobody's: its gradients stay with it.
+                other(grads).backward()
+                assert other.matrix.grad is not None
+                assert pannier.safe_get_full_fp32_param(other.matrix) is None
+            before = engine.module.matrix.detach().clone()
+            engine.backward(engine(grads))
+            engine.step()
+            assert not torch.equal(engine.module.matrix, before) and torch.equal(copies[0].matrix, before)
+            engine.destroy()
+
+
+def test_a_copy_can_have_an_engine_of_its_own() -> None:
+    first = pannier.initialize(model=Zoo(), config=config(ADAMW))[0]
+    second = pannier.initialize(model=copy.deepcopy(first.module), config=config(ADAMW))[0]
+    second.backward(second(gradients(0, 0, torch.float32)))
+    second.step()
+    assert second.global_steps == 1 and first.global_steps == 0
+    assert not torch.equal(first.module.matrix, second.module.matrix)
+
+
+def test_several_engines_at_once() -> None:
+    """A generator and a discriminator, each trained through the other."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(2, 2), nn.Linear(2, 1)
+    engines = [
+        pannier.initialize(model=model, config=config(ADAMW, offload=offload, dtype="fp32"))[0]
+        for model, offload in ((maker, True), (judge, False))
+    ]
+    for _ in range(3):
+        for engine in engines:
+            loss = engines[1](engines[0](torch.ones(3, 2))).mean()
+            engine.backward(loss)
+            for each in engines:
+                if each is engine:
+                    each.step()
+                else:
+                    each.zero_grad()
+    assert [engine.global_steps for engine in engines] == [3, 3]
+
+
+def test_ten_engines_in_a_row_leave_nothing() -> None:
+    model = nn.Linear(256, 256)
+    in_use = []
+    for _ in range(10):
+        engine = pannier.initialize(model=model, config=config(ADAMW, offload=True))[0]
+        engine.backward(engine(torch.ones(1, 256)).sum())
+        engine.step()
+        in_use.append(engine.memory_stats()["host"]["current"])
+        engine.destroy()
+        del engine
+        gc.collect()
+    assert max(in_use) == min(in_use)
+
+
+def test_engine_is_freed_with_its_last_reference() -> None:
+    engine, optimizer, _, scheduler = pannier.initialize(
+        model=Zoo(),
+        config=config(ADAMW, scheduler={"type": "WarmupLR", "params": {}}),
+    )
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(pannier.ConfigError, match="gone"):
+        optimizer.step()
+
+
+def test_after_destroy() -> None:
+    engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(ADAMW))
+    engine.destroy()
+    for verb in (
+        lambda: engine(gradients(0, 0, torch.float32)),
+        lambda: engine.backward(torch.ones((), requires_grad=True) * 1),
+        engine.step,
+        engine.zero_grad,
+        engine.memory_stats,
+        engine.get_global_grad_norm,
+        lambda: engine.global_steps,
+        optimizer.step,
+        optimizer.state_dict,
+        lambda: optimizer.overflow,
+    ):
+        with pytest.raises(pannier.ConfigError, match="destroyed"):
+            verb()
+    assert pannier.safe_get_full_fp32_param(engine.module.matrix) is None
+    # The module is an ordinary one again.
+    engine.module(gradients(0, 0, torch.float32)).backward()
+    assert engine.module.matrix.grad is not None
+
+
+def test_destroy_after_an_error_in_forward() -> None:
+    class Full(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+            self.fails = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.fails:
+                raise RuntimeError("device out of memory. Tried too much")
+            return (self.w * x).sum()
+
+    for stage, offload in cells():
+        model = Full()
+        engine = pannier.initialize(model=model, config=config(ADAMW, stage=stage, offload=offload))[0]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine(torch.ones(2))
+        engine.destroy()
+        model.fails = False
+        engine = pannier.initialize(model=model, config=config(ADAMW, stage=stage, offload=offload))[0]
+        engine.backward(engine(torch.ones(2)))
+        engine.step()
+        engine.destroy()
+
+
+def test_forked_child_does_nothing() -> None:
+    engine = pannier.initialize(model=Zoo(), config=config(ADAMW, offload=True))[0]
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            engine.step()
+        except pannier.ConfigError as error:
+            os.write(write, str(error).encode())
+        engine.destroy()
+        del engine
+        gc.collect()
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    message = os.read(read, 1000).decode()
+    os.close(read)
+    assert status == 0 and f"process {os.getpid()}" in message
+    engine.backward(engine(gradients(0, 0, torch.float32)))
+    engine.step()
+
+
+def test_process_ends_cleanly_with_engines_alive() -> None:
+    program = """
+import os, sys, torch, pannier
+model = torch.nn.Linear(64, 64)
+engine = pannier.initialize(model=model, config={"train_batch_size": 1, "optimizer": {"type": "Adam", "params": {}},
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})[0]
+engine.backward(engine(torch.ones(1, 64)).sum()); engine.step()
+child = os.fork()
+if child == 0: sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_data_loader_workers_by_fork() -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(8, 4))
+    engine = pannier.initialize(model=nn.Linear(4, 1), config=config(ADAMW, offload=True))[0]
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=1)
+    for (batch,) in loader:
+        engine.backward(engine(batch).mean())
+        engine.step()
+    assert engine.global_steps == 4

@@ -1,0 +1,249 @@
+"""The optimizer that `initialize` returns, and schedulers on top of it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pannier
+from reference import DTYPES, OPTIMIZERS, Zoo, config, gradients
+
+ADAMW = OPTIMIZERS["AdamW"][0]
+
+
+def one(engine: pannier.Engine, step: int, dtype: str = "fp32") -> None:
+    engine.backward(engine(gradients(step, 0, DTYPES[dtype])))
+    engine.step()
+
+
+def test_groups_are_the_callers_own_dicts() -> None:
+    model = Zoo()
+    group = {"params": [model.matrix, model.long], "lr": 0.5, "initial_lr": 0.5, "name": "big"}
+    engine, optimizer, _, _ = pannier.initialize(model=model, config=config(ADAMW), model_parameters=[group])
+    assert optimizer.param_groups[0] is group and group["name"] == "big" and group["initial_lr"] == 0.5
+    assert group["betas"] == (0.9, 0.99) and group["weight_decay"] == 0.1 and group["eps"] == 1e-6
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0] is group and engine.optimizer is optimizer
+
+
+def test_group_values_are_read_at_every_step() -> None:
+    model = Zoo()
+    group: dict[str, Any] = {"params": [model.matrix]}
+    engine, optimizer, _, _ = pannier.initialize(
+        model=model, config=config({"type": "AdamW", "params": {"lr": 0.1}}), model_parameters=[group]
+    )
+    plain = Zoo()
+    reference = torch.optim.AdamW([plain.matrix], lr=0.1, weight_decay=0.0)
+    values = [
+        {"lr": 0.1},
+        {"lr": 0.0},
+        {"lr": 0.3, "weight_decay": 0.5},
+        {"betas": (0.5, 0.7)},
+        {"eps": 1e-2, "lr": torch.tensor(0.05)},
+    ]
+    for step, change in enumerate(values):
+        group.update(change)
+        reference.param_groups[0].update({k: float(v) if isinstance(v, torch.Tensor) else v for k, v in change.items()})
+        grads = {"matrix": gradients(step, 0, torch.float32)["matrix"]}
+        engine.backward(engine(grads))
+        engine.step()
+        plain.matrix.grad = grads["matrix"].clone()
+        reference.step()
+        assert torch.allclose(model.matrix, plain.matrix, rtol=0, atol=2e-6), step
+
+
+@pytest.mark.parametrize("brought", ["object", "function", "config", "client_optimizer"])
+def test_torch_scheduler_drives_the_engine(brought: str) -> None:
+    def curve(step: int) -> float:
+        return 1 / (1 + step)
+
+    model, plain = Zoo(), Zoo()
+    given: dict[str, Any] = {"config": config(OPTIMIZERS["SGD"][0])}
+    if brought == "function":
+        given["lr_scheduler"] = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, curve)
+    elif brought == "config":
+        given["config"]["scheduler"] = {"type": "StepLR", "params": {"step_size": 2, "gamma": 0.5}}
+    else:
+        mine = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, weight_decay=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(mine, curve)
+        given |= {"config": config(None), "optimizer": mine}
+        if brought == "object":
+            given["lr_scheduler"] = scheduler
+    engine, _, _, returned = pannier.initialize(model=model, **given)
+    reference = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.05, weight_decay=0.1)
+    if brought == "config":
+        other = torch.optim.lr_scheduler.StepLR(reference, step_size=2, gamma=0.5)
+        assert isinstance(returned, torch.optim.lr_scheduler.StepLR)
+        assert engine.scheduler_name() == "StepLR"
+    else:
+        other = torch.optim.lr_scheduler.LambdaLR(reference, curve)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(6):
+            one(engine, step)
+            if brought == "client_optimizer":
+                scheduler.step()
+            reference.zero_grad()
+            plain(gradients(step, 0, torch.float32)).backward()
+            reference.step()
+            other.step()
+            assert engine.get_lr() == [group["lr"] for group in reference.param_groups]
+    for left, right in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(left, right, rtol=0, atol=2e-6)
+
+
+def test_scheduler_of_another_optimizer_is_refused() -> None:
+    model = Zoo()
+    stranger = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(stranger, lambda step: 1)
+    with pytest.raises(pannier.ConfigError, match="lr_scheduler"):
+        pannier.initialize(model=model, config=config(ADAMW), lr_scheduler=scheduler)
+
+
+def test_scheduler_waits_for_applied_steps() -> None:
+    settings = config(
+        {"type": "SGD", "params": {"lr": 1.0}},
+        gas=2,
+        scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}},
+    )
+    engine, _, _, scheduler = pannier.initialize(model=Zoo(), config=settings)
+    assert scheduler is engine.lr_scheduler and engine.get_lr() == [0.0]
+    iterations = []
+    for micro in range(6):
+        grads = gradients(micro, 0, torch.float32)
+        if micro == 2:
+            grads["scalar"] = torch.tensor(float("nan"))
+        engine.backward(engine(grads))
+        engine.step()
+        iterations.append(scheduler.last_batch_iteration)
+    assert iterations == [-1, 0, 0, 0, 0, 1]
+
+
+def test_what_the_wrapper_shows() -> None:
+    engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(ADAMW, dtype="fp16", offload=True))
+    assert not optimizer.overflow and optimizer.loss_scale == optimizer.cur_scale == 256
+    assert optimizer.dynamic_loss_scale and optimizer.loss_scaler.cur_iter == 0 and optimizer._global_grad_norm is None
+    assert not hasattr(optimizer, "train") and not hasattr(optimizer, "anything_at_all")
+    optimizer.set_lr(0.25)
+    assert engine.get_lr() == [0.25] and optimizer.get_lr() == 0.25
+    one(engine, 0, "fp16")
+    assert not optimizer.overflow and optimizer.loss_scaler.cur_iter == 1
+    state = optimizer.state[engine.module.matrix]
+    assert set(state) == {"step", "exp_avg", "exp_avg_sq"} and state["step"] == 1
+    assert state["exp_avg"].dtype is torch.float32 and state["exp_avg"].shape == (5, 7)
+    assert engine.module.frozen not in optimizer.state and len(optimizer.state) == 8
+    with pytest.raises(pannier.ConfigError):
+        optimizer.add_param_group({"params": [engine.module.frozen]})
+    with pytest.raises(pannier.ConfigError):
+        optimizer.state = {1: 2}
+
+
+def test_optimizer_step_and_backward_go_through_the_engine() -> None:
+    engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(OPTIMIZERS["SGD"][0]))
+    optimizer.zero_grad()
+    optimizer.backward(engine(gradients(0, 0, torch.float32)))
+    optimizer.step()
+    assert engine.global_steps == 1
+    with pytest.raises(pannier.ConfigError, match="closure"):
+        optimizer.step(lambda: None)
+
+
+def test_groups_changed_behind_the_engine() -> None:
+    model = Zoo()
+    mine = torch.optim.SGD([model.matrix], lr=0.1)
+    engine = pannier.initialize(model=model, optimizer=mine, config=config(None))[0]
+    mine.add_param_group({"params": [model.long]})
+    engine.backward(engine({"matrix": torch.ones(5, 7)}))
+    with pytest.raises(pannier.ConfigError, match="2 parameter groups, but had 1"):
+        engine.step()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_state_dict_resumes_bit_for_bit(rule: str, dtype: str) -> None:
+    settings = config(OPTIMIZERS[rule][0], dtype=dtype, offload=True, clipping=1.0)
+    first, optimizer, _, _ = pannier.initialize(model=Zoo(), config=settings)
+    for step in range(3):
+        one(first, step, dtype)
+    optimizer.param_groups[0]["lr"] *= 0.5
+    saved, weights = optimizer.state_dict(), {k: v.clone() for k, v in first.module_state_dict().items()}
+    for step in range(3, 6):
+        one(first, step, dtype)
+    second, other, _, _ = pannier.initialize(model=Zoo(), config={**settings, "zero_optimization": {"stage": 3}})
+    second.load_module_state_dict({"module": weights})
+    other.load_state_dict(saved)
+    for step in range(3, 6):
+        one(second, step, dtype)
+    for (name, left), right in zip(first.module.named_parameters(), second.module.parameters(), strict=True):
+        assert torch.equal(left, right), name
+    assert optimizer.state[first.module.sometimes]["step"] == other.state[second.module.sometimes]["step"]
+
+
+def test_state_dict_that_does_not_fit_changes_nothing() -> None:
+    engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(ADAMW))
+    one(engine, 0)
+    saved = optimizer.state_dict()
+    before = optimizer.state[engine.module.matrix]["exp_avg"]
+    saved["state"][1]["exp_avg"] = torch.zeros(3)
+    saved["param_groups"][0]["lr"] = 99.0
+    with pytest.raises(pannier.ConfigError, match="shape"):
+        optimizer.load_state_dict(saved)
+    assert engine.get_lr() == [0.01] and torch.equal(optimizer.state[engine.module.matrix]["exp_avg"], before)
+    with pytest.raises(pannier.ConfigError, match="groups"):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+
+
+def test_states_of_a_client_optimizer_are_taken_over() -> None:
+    model, plain = Zoo(), Zoo()
+    optimizers = [
+        torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.01) for each in (model, plain)
+    ]
+    for step in range(2):
+        for each, optimizer in zip((model, plain), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(gradients(step, 0, torch.float32)).backward()
+            optimizer.step()
+    for each in (model, plain):
+        each.zero_grad()
+    engine = pannier.initialize(model=model, optimizer=optimizers[0], config=config(None, offload=True))[0]
+    for step in range(2, 5):
+        one(engine, step)
+        optimizers[1].zero_grad()
+        plain(gradients(step, 0, torch.float32)).backward()
+        optimizers[1].step()
+    for left, right in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(left, right, rtol=0, atol=2e-6)
+
+
+def test_adagrads_initial_accumulator() -> None:
+    section = {"type": "Adagrad", "params": {"lr": 0.1, "initial_accumulator_value": 0.5}}
+    model, plain, client = Zoo(), Zoo(), Zoo()
+    engine = pannier.initialize(model=model, config=config(section, offload=True))[0]
+    mine = torch.optim.Adagrad(
+        [p for p in client.parameters() if p.requires_grad], lr=0.1, initial_accumulator_value=0.5
+    )
+    other = pannier.initialize(model=client, optimizer=mine, config=config(None))[0]
+    reference = torch.optim.Adagrad(
+        [p for p in plain.parameters() if p.requires_grad], lr=0.1, initial_accumulator_value=0.5
+    )
+    for step in range(3):
+        one(engine, step)
+        one(other, step)
+        reference.zero_grad()
+        plain(gradients(step, 0, torch.float32)).backward()
+        reference.step()
+    for left, middle, right in zip(model.parameters(), client.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(left, right, rtol=0, atol=2e-6) and torch.equal(left, middle)
+
+
+def test_descriptors_do_not_step_alone() -> None:
+    model = Zoo()
+    with pytest.raises(pannier.ConfigError, match="engine"):
+        pannier.DeepSpeedCPUAdam(model.parameters()).step()
+    with pytest.raises(pannier.ConfigError, match="amsgrad"):
+        pannier.FusedAdam(model.parameters(), amsgrad=True)
