@@ -1,0 +1,148 @@
+#include "pannier/engine/engine.h"
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "pannier/base/error.h"
+#include "pannier/base/log.h"
+
+namespace pannier {
+namespace {
+
+constexpr int kWorldSize = 1;
+
+std::vector<ParameterGroup> one_group(const torch::nn::Module& module, const kernels::Hyperparameters& hyper) {
+  return {{module.parameters(), hyper}};
+}
+
+std::vector<double> lrs_of(const std::vector<kernels::Hyperparameters>& groups) {
+  std::vector<double> lrs;
+  for (const auto& group : groups) {
+    lrs.push_back(group.lr);
+  }
+  return lrs;
+}
+
+// Names every parameter once, by the first of its names, and finds its group.
+EngineInputs inputs_of(const torch::nn::Module& module, const Config& config, const std::vector<ParameterGroup>& groups) {
+  EngineInputs inputs;
+  std::unordered_map<const c10::TensorImpl*, int> group_of;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    inputs.groups.push_back(groups[g].hyper);
+    for (const auto& parameter : groups[g].parameters) {
+      if (!group_of.emplace(parameter.unsafeGetTensorImpl(), static_cast<int>(g)).second) {
+        throw ConfigError(fmt::format("a parameter of {} elements is in two parameter groups, or twice in group {}", parameter.numel(), g));
+      }
+    }
+  }
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    const auto* identity = item.value().unsafeGetTensorImpl();
+    if (seen.insert(identity).second) {
+      const auto group = group_of.extract(identity);
+      inputs.names.push_back(item.key());
+      inputs.parameters.push_back(item.value());
+      inputs.group_of.push_back(group.empty() ? -1 : group.mapped());
+    }
+  }
+  if (!group_of.empty()) {
+    throw ConfigError(fmt::format("{} of the given parameters are not the module's", group_of.size()));
+  }
+  inputs.buffers = module.buffers();
+  if (config.optimizer) {
+    inputs.algorithm = config.optimizer->algorithm;
+    inputs.initial_accumulator_value = config.optimizer->initial_accumulator_value;
+  }
+  return inputs;
+}
+
+BatchSizes batch_of(const Config& config) {
+  const BatchSizes batch = config.resolve_batch(kWorldSize, std::nullopt);
+  if (!batch.complete) {
+    throw ConfigError("train_micro_batch_size_per_gpu is \"auto\", which needs a data loader; write the number");
+  }
+  return batch;
+}
+
+std::vector<ParameterGroup> or_default(const torch::nn::Module& module, const Config& config, std::vector<ParameterGroup> groups) {
+  config.require_resolved(config.optimizer.has_value(), config.scheduler.has_value());
+  return groups.empty() && config.optimizer ? one_group(module, config.optimizer->hyper) : std::move(groups);
+}
+
+std::vector<kernels::Hyperparameters> hyper_of(const std::vector<ParameterGroup>& groups) {
+  std::vector<kernels::Hyperparameters> result;
+  for (const auto& group : groups) {
+    result.push_back(group.hyper);
+  }
+  return result;
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups)
+    : module_(std::move(module)),
+      hyper_(hyper_of(groups)),
+      schedule_(config.scheduler ? std::optional<Schedule>(std::in_place, config.scheduler->type, config.scheduler->options, lrs_of(hyper_))
+                                 : std::nullopt),
+      core_(config, inputs_of(*module_, config, groups), batch_of(config)) {
+  use_schedule();
+}
+
+void Engine::use_schedule() {
+  if (!schedule_) {
+    return;
+  }
+  for (std::size_t i = 0; i < hyper_.size(); ++i) {
+    hyper_[i].lr = schedule_->lrs()[i];
+    if (!schedule_->momenta().empty()) {
+      std::tie(hyper_[i].beta1, hyper_[i].beta2) = schedule_->momenta()[i];
+    }
+  }
+}
+
+at::Tensor Engine::backward(const at::Tensor& loss, bool retain_graph) {
+  auto [reported, scaled] = core_.begin_backward(loss, true);
+  try {
+    scaled.backward({}, retain_graph);
+  } catch (...) {
+    core_.abort_backward();
+    throw;
+  }
+  core_.end_backward();
+  return reported;
+}
+
+StepOutcome Engine::step() {
+  const StepOutcome outcome = core_.step(hyper_);
+  if (outcome == StepOutcome::kApplied && schedule_) {
+    schedule_->step();
+    use_schedule();
+  }
+  return outcome;
+}
+
+std::vector<double> Engine::lrs() const { return lrs_of(hyper_); }
+
+void Engine::set_hyperparameters(std::size_t group, const kernels::Hyperparameters& hyper) {
+  if (group >= hyper_.size()) {
+    throw ConfigError(fmt::format("parameter group {} of {}", group, hyper_.size()));
+  }
+  hyper_[group] = hyper;
+}
+
+std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups) {
+  if (module == nullptr) {
+    throw ConfigError("initialize() needs a module");
+  }
+  groups = or_default(*module, config, std::move(groups));
+  auto engine = std::make_unique<Engine>(std::move(module), config, std::move(groups));
+  for (const auto& note : config.notes) {
+    log::warning(note);
+  }
+  return engine;
+}
+
+}  // namespace pannier

@@ -1,0 +1,77 @@
+// The engine for C++ programs: the verbs of the Python engine for a torch::nn module.
+//
+//   auto engine = pannier::initialize(model, pannier::Config::from_file("ds_config.json"));
+//   auto loss = torch::cross_entropy_loss(model->forward(x), y);
+//   engine->backward(loss);
+//   engine->step();
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "pannier/engine/config.h"
+#include "pannier/engine/engine_core.h"
+#include "pannier/optim/schedule.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace pannier {
+
+/// Parameters that are updated with values of their own.
+struct ParameterGroup {
+  std::vector<at::Tensor> parameters;
+  kernels::Hyperparameters hyper;
+};
+
+/// Trains one module. One thread at a time; the module must outlive nothing: the engine shares it.
+class Engine {
+ public:
+  /// See initialize().
+  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups);
+
+  /// Runs backward from a loss of one element; gradients go to the engine. Returns the loss divided by the accumulation
+  /// steps. Throws ConfigError, and what the graph throws; the accumulation window is then dropped.
+  at::Tensor backward(const at::Tensor& loss, bool retain_graph = false);
+  /// Ends a micro-batch; at the window's end updates the parameters and advances the schedule. Throws ConfigError for a call
+  /// out of order, and LossScaleError.
+  StepOutcome step();
+
+  [[nodiscard]] bool is_gradient_accumulation_boundary() const noexcept { return core_.is_boundary(); }
+  [[nodiscard]] std::optional<double> grad_norm() const noexcept { return core_.grad_norm(); }
+  /// The learning rate of each group that the next step uses.
+  [[nodiscard]] std::vector<double> lrs() const;
+  /// Sets a group's values for the steps to come. Throws ConfigError for a group that is not there.
+  void set_hyperparameters(std::size_t group, const kernels::Hyperparameters& hyper);
+  [[nodiscard]] const Counters& counters() const noexcept { return core_.counters(); }
+  [[nodiscard]] const BatchSizes& batch() const noexcept { return core_.batch(); }
+  [[nodiscard]] EngineCore& core() noexcept { return core_; }
+  [[nodiscard]] torch::nn::Module& module() noexcept { return *module_; }
+
+ private:
+  void use_schedule();
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::vector<kernels::Hyperparameters> hyper_;
+  std::optional<Schedule> schedule_;
+  EngineCore core_;
+};
+
+/// Makes an engine for `module` with the optimizer and schedule of the configuration. Without `groups`, all parameters that
+/// require a gradient are one group. The module's parameters become views of the engine's buckets, in the configured type.
+/// Throws ConfigError or OutOfMemoryError before anything is changed.
+[[nodiscard]] std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,
+                                                 std::vector<ParameterGroup> groups = {});
+
+/// The same for a module holder, such as those that TORCH_MODULE makes.
+template <class Holder>
+  requires requires(const Holder& holder) { holder.ptr(); }
+[[nodiscard]] std::unique_ptr<Engine> initialize(const Holder& holder, const Config& config, std::vector<ParameterGroup> groups = {}) {
+  return initialize(std::shared_ptr<torch::nn::Module>(holder.ptr()), config, std::move(groups));
+}
+
+}  // namespace pannier
