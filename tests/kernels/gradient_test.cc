@@ -18,7 +18,7 @@ using kernels::available_targets;
 using kernels::ExactSum;
 using kernels::gradient_stats;
 using kernels::GradientStats;
-using kernels::kBlockNumel;
+using pannier::kBlockNumel;
 
 constexpr std::array<GradType, 3> kTypes = {GradType::kFp32, GradType::kFp16, GradType::kBf16};
 
