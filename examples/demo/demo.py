@@ -94,10 +94,10 @@ def main() -> int:
     print(f"model   {size}, {chosen.dtype}, Adam; {chosen.steps} steps of 8 x {chosen.sequence} tokens on {os.cpu_count()} cores")
     tokens = prepare(chosen)
     free = run("without offload", "without", chosen, tokens)
-    offloaded = run("optimizer states offloaded to host memory", "with", chosen, tokens, "--offload", "cpu")
+    offloaded = run("with offload", "with", chosen, tokens, "--offload", "cpu")
     cap = report.cap_between(report.device_peak(free), report.device_peak(offloaded))
-    refused = run(f"cap of {cap}, without offload", "capped-without", chosen, tokens, "--device-memory", cap)
-    capped = run(f"cap of {cap}, with offload", "capped-with", chosen, tokens, "--offload", "cpu", "--device-memory", cap)
+    refused = run(f"cap {cap}, without offload", "capped-without", chosen, tokens, "--device-memory", cap)
+    capped = run(f"cap {cap}, with offload", "capped-with", chosen, tokens, "--offload", "cpu", "--device-memory", cap)
 
     records = [free, offloaded, refused, capped]
     print("\n" + report.text_table(records))
