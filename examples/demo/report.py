@@ -1,6 +1,7 @@
 """Turns the runs' records into the demo's table: what was measured, and what the plan had said."""
 from collections.abc import Callable
 
+MIB = 2**20
 GIB = 2**30
 COLUMNS = ["run", "device peak", "(plan)", "host memory", "(plan)", "s/step", "first loss", "last loss"]
 
@@ -22,12 +23,17 @@ def planned(record: dict, tier: str) -> int:
 
 def cap_between(high: int, low: int) -> str:
     """A cap halfway between two peaks, as the configuration writes it."""
-    return f"{(high + low) / 2 / GIB:.2f}GiB"
+    return f"{(high + low) // 2 // MIB}MiB"
 
 
-def cap_bytes(record: dict) -> int:
-    """The run's cap in bytes."""
-    return int(float(record["device_memory"].removesuffix("GiB")) * GIB)
+def cap_bytes(cap: str) -> int:
+    """What `cap_between` wrote, in bytes."""
+    return int(cap.removesuffix("MiB")) * MIB
+
+
+def shown(cap: str) -> str:
+    """What `cap_between` wrote, as the table shows sizes."""
+    return size(cap_bytes(cap))
 
 
 def seconds_per_step(record: dict) -> float:
