@@ -1,12 +1,14 @@
 #include "pannier/device/memory_meter.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/alignment.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "pannier/base/error.h"
@@ -23,9 +25,9 @@ double now_seconds() {
 
 }  // namespace
 
-/// Keeps what torch's own allocator gave, and how it was counted.
-struct MemoryMeter::Block {
-  c10::DataPtr inner;
+// Stands before the data, in what torch's own allocator gave, and says how it was counted. As large as the alignment that
+// torch promises, so that the data keeps it.
+struct alignas(c10::gAlignment) MemoryMeter::Block {
   MemoryMeter* meter;
   std::size_t nbytes;
   Owner owner;
@@ -55,13 +57,18 @@ MemoryMeter& MemoryMeter::install() {
   return meter;
 }
 
+// The context of a DataPtr must be the data itself, and nothing else: oneDNN and others allocate raw memory through it.
 c10::DataPtr MemoryMeter::allocate(std::size_t nbytes) {
+  const c10::Device cpu(c10::DeviceType::CPU);
+  if (nbytes == 0) {
+    return {nullptr, nullptr, &MemoryMeter::free_block, cpu};
+  }
   const Owner owner = current_owner;
   count(owner, nbytes);
   try {
-    auto block = std::make_unique<Block>(Block{inner_.allocate(nbytes), this, nbytes, owner});
-    void* data = block->inner.get();
-    return {data, block.release(), &MemoryMeter::free_block, c10::Device(c10::DeviceType::CPU)};
+    void* const raw = inner_.raw_allocate(sizeof(Block) + nbytes);
+    void* const data = new (raw) Block{this, nbytes, owner} + 1;
+    return {data, data, &MemoryMeter::free_block, cpu};
   } catch (...) {
     uncount(owner, nbytes);
     throw;
@@ -72,9 +79,14 @@ void MemoryMeter::copy_data(void* dest, const void* src, std::size_t count) cons
   default_copy_data(dest, src, count);
 }
 
-void MemoryMeter::free_block(void* context) noexcept {
-  const std::unique_ptr<Block> block(static_cast<Block*>(context));
-  block->meter->uncount(block->owner, block->nbytes);
+void MemoryMeter::free_block(void* data) noexcept {
+  if (data == nullptr) {
+    return;
+  }
+  Block* const block = static_cast<Block*>(data) - 1;
+  MemoryMeter& meter = *block->meter;
+  meter.uncount(block->owner, block->nbytes);
+  meter.inner_.raw_deallocate(block);
 }
 
 void MemoryMeter::count(Owner owner, std::size_t nbytes) {

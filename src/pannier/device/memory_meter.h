@@ -47,6 +47,7 @@ class MemoryMeter final : public c10::Allocator {
   static MemoryMeter& install();
 
   c10::DataPtr allocate(std::size_t nbytes) override;
+  c10::DeleterFnPtr raw_deleter() const override { return &MemoryMeter::free_block; }
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
   /// Whether a storage's memory was served, and so counted, by this meter.
@@ -67,7 +68,7 @@ class MemoryMeter final : public c10::Allocator {
  private:
   struct Block;
   explicit MemoryMeter(c10::Allocator& inner) : inner_(inner) {}
-  static void free_block(void* context) noexcept;
+  static void free_block(void* data) noexcept;
   void count(Owner owner, std::size_t nbytes);
   void uncount(Owner owner, std::size_t nbytes) noexcept;
   void sample() noexcept;
