@@ -97,8 +97,9 @@ def main() -> int:
     free = run("without offload", "without", chosen, tokens)
     offloaded = run("with offload", "with", chosen, tokens, "--offload", "cpu")
     cap = report.cap_between(report.device_peak(free), report.device_peak(offloaded))
-    refused = run(f"cap {report.shown(cap)}, without offload", "capped-without", chosen, tokens, "--device-memory", cap)
-    capped = run(f"cap {report.shown(cap)}, with offload", "capped-with", chosen, tokens, "--offload", "cpu", "--device-memory", cap)
+    print(f"\nfrom here on device memory is capped at {report.shown(cap)}, halfway between the two peaks")
+    refused = run("capped, without offload", "capped-without", chosen, tokens, "--device-memory", cap)
+    capped = run("capped, with offload", "capped-with", chosen, tokens, "--offload", "cpu", "--device-memory", cap)
 
     records = [free, offloaded, refused, capped]
     print("\n" + report.text_table(records))

@@ -1,24 +1,14 @@
-"""Turns the runs' records into the demo's table: what was measured, and what the plan had said."""
-from collections.abc import Callable
+"""Turns the runs' records into the demo's table: what was measured, and beside it what the plan had said."""
 
 MIB = 2**20
 GIB = 2**30
-COLUMNS = ["run", "device peak", "(plan)", "host memory", "(plan)", "s/step", "first loss", "last loss"]
+OWNERS = {"device": ["parameters", "gradients", "optimizer states", "activations"], "host": ["optimizer states", "gradients"]}
+NOTE = "* before activations, which are the model's own and known only after the first step"
 
 
 def device_peak(record: dict) -> int:
     """The most device memory that was ever in use, in bytes."""
     return record["memory"]["device"]["peak"]
-
-
-def host_peak(record: dict) -> int:
-    """The most host memory that Pannier mapped, in bytes."""
-    return record["memory"]["host"]["peak"]
-
-
-def planned(record: dict, tier: str) -> int:
-    """What the plan says of a tier: its own part before the first step, activations added as the first step showed them."""
-    return record["plan_after"][tier]["total"]
 
 
 def cap_between(high: int, low: int) -> str:
@@ -36,40 +26,61 @@ def shown(cap: str) -> str:
     return size(cap_bytes(cap))
 
 
+def size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.3f} GiB" if nbytes else "0"
+
+
 def seconds_per_step(record: dict) -> float:
     """The median over all steps but the first, which also warms up."""
     seconds = sorted(step["seconds"] for step in record["steps"][1:] or record["steps"])
     return seconds[len(seconds) // 2]
 
 
-def size(nbytes: int) -> str:
-    return f"{nbytes / GIB:.3f} GiB"
-
-
-def rows(records: list[dict]) -> list[list[str]]:
-    """The table's cells, a row a run."""
-    return [_row(record) for record in records]
-
-
-def _row(record: dict) -> list[str]:
+def _cells(record: dict, tier: str, owner: str | None) -> list[str]:
+    """Measured and planned bytes of an owner, each at its own peak, or of a whole tier. A run that ended early has one cell."""
     if "error" in record:
-        return [record["title"], "out of memory", *["-"] * (len(COLUMNS) - 2)]
-    losses = [step["loss"] for step in record["steps"]]
-    return [record["title"], size(device_peak(record)), size(planned(record, "device")), size(host_peak(record)),
-            size(planned(record, "host")), f"{seconds_per_step(record):.2f}", f"{losses[0]:.4f}", f"{losses[-1]:.4f}"]
+        return ["out of memory" if (tier, owner) == ("device", None) else "-"]
+    memory, plan = record["memory"][tier], record["plan"][tier]
+    if owner is None:
+        return [size(memory["peak"]), size(plan["total"]) + ("*" if tier == "device" else "")]
+    measured = memory["by_owner"].get(owner, {"peak": 0})["peak"]
+    return [size(measured), size(plan[owner]) if owner in plan else "-"]
+
+
+def rows(records: list[dict]) -> list[list[list[str]]]:
+    """The table: a row a figure, which is its label and then the cells of each run."""
+    table = []
+    for tier, owners in OWNERS.items():
+        for owner in [None, *owners]:
+            label = f"{tier} memory, peak" if owner is None else f"  {owner}"
+            table.append([[label], *(_cells(record, tier, owner) for record in records)])
+    figures = {
+        "seconds a step": lambda record: f"{seconds_per_step(record):.2f}",
+        "first loss": lambda record: f"{record['steps'][0]['loss']:.4f}",
+        "last loss": lambda record: f"{record['steps'][-1]['loss']:.4f}",
+    }
+    for label, figure in figures.items():
+        table.append([[label], *(["-"] if "error" in record else [figure(record), ""] for record in records)])
+    return table
 
 
 def text_table(records: list[dict]) -> str:
     """The table for a terminal."""
-    table = [COLUMNS, *rows(records)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-    align: list[Callable[[str, int], str]] = [str.ljust] + [str.rjust] * (len(COLUMNS) - 1)
-    lines = ["  ".join(put(cell, width) for put, cell, width in zip(align, row, widths, strict=True)) for row in table]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(lines) + "\n"
+    table = [[[""], *(["measured"] if "error" in record else ["measured", "plan"] for record in records)], *rows(records)]
+    titles = ["", *(record["title"] for record in records)]
+    head, lines = [], [[] for _ in table]
+    for index, title in enumerate(titles):
+        widths = [max(len(row[index][part]) for row in table) for part in range(len(table[0][index]))]
+        widths[0] += max(0, len(title) - sum(widths) - 3 * (len(widths) - 1))  # The title stands over all of its run's cells.
+        head.append(title.rjust(sum(widths) + 3 * (len(widths) - 1)))
+        for line, row in zip(lines, table, strict=True):
+            line += [cell.rjust(width) if index else cell.ljust(width) for cell, width in zip(row[index], widths, strict=True)]
+    return "\n".join(["   ".join(head), *("   ".join(line).rstrip() for line in lines), NOTE]) + "\n"
 
 
 def markdown_table(records: list[dict]) -> str:
     """The same table for a page."""
-    lines = [COLUMNS, ["---"] + ["---:"] * (len(COLUMNS) - 1), *rows(records)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in lines)
+    head = [[""], *([record["title"]] if "error" in record else [record["title"], "plan"] for record in records)]
+    lines = [" | ".join(cell for cells in row for cell in cells) for row in [head, *rows(records)]]
+    lines.insert(1, " | ".join(["---"] + ["---:"] * (sum(map(len, head)) - 1)))
+    return "".join(f"| {line} |\n".replace("|   ", "| &nbsp;&nbsp;") for line in lines) + f"\n\\{NOTE}\n"

@@ -80,7 +80,6 @@ def train(chosen: argparse.Namespace, record: dict) -> None:
     finally:
         record["memory"] = engine.memory_stats()
         record["timeline"] = engine.memory_timeline()
-    record["plan_after"] = engine.plan()
     engine.destroy()
 
 

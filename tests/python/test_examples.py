@@ -71,7 +71,7 @@ def test_demo_holds_its_promises_with_a_small_model(tmp_path: pathlib.Path) -> N
     assert "FAILED" not in output
     assert output.count("ok    ") == 5
     assert "out of memory" in output
-    assert (tmp_path / "table.md").read_text().count("\n") == 6
+    assert (tmp_path / "table.md").read_text().count("out of memory") == 1
     assert (tmp_path / "memory.png").stat().st_size > 10_000
     assert (tmp_path / "loss.png").stat().st_size > 10_000
 
