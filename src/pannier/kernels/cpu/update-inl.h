@@ -7,12 +7,16 @@
 #define PANNIER_KERNELS_CPU_UPDATE_INL_H_
 #endif
 
+#include "hwy/cache_control.h"
 #include "pannier/kernels/cpu/kernels.h"
 #include "pannier/kernels/cpu/lanes-inl.h"
 
 #if HWY_NATIVE_FMA
 HWY_BEFORE_NAMESPACE();
 namespace pannier::kernels::HWY_NAMESPACE {
+
+inline constexpr std::size_t kCacheLine = 64;
+inline constexpr std::size_t kPrefetchDistance = 256;  // In elements; from 128 to 512 the speed is the same.
 
 /// State formats: what `param` and `rest` hold, and whether each is read.
 struct Fp32Weight {
@@ -88,6 +92,28 @@ HWY_INLINE void update_lanes(const Rule& rule, Vec factor, const Streams<Weight,
   }
 }
 
+/// Fetches what update_lanes will read a little later, for two vectors from element `i` on: the processor's own
+/// prefetchers stop at page ends and lose track of this many streams. May point past the end, where it has no effect.
+template <class Rule, class Weight, class Grad>
+HWY_INLINE void prefetch_lanes(const Streams<Weight, Grad>& s, std::size_t i) {
+  const auto fetch = [](const auto* from) {
+    for (std::size_t line = 0; line < 2 * kLanes * sizeof(*from); line += kCacheLine) {
+      hwy::Prefetch(reinterpret_cast<const char*>(from) + line);
+    }
+  };
+  fetch(s.grad + i);
+  fetch(s.param + i);
+  if constexpr (Weight::kHasRest) {
+    fetch(s.rest + i);
+  }
+  if constexpr (Rule::kNumStates >= 1) {
+    fetch(s.state1 + i);
+  }
+  if constexpr (Rule::kNumStates >= 2) {
+    fetch(s.state2 + i);
+  }
+}
+
 /// Updates the last `count` elements, from element `begin` on, through copies padded with zeros.
 template <class Rule, class Weight, class Grad>
 HWY_NOINLINE void update_tail(const Rule& rule, Vec factor, const Streams<Weight, Grad>& s, std::size_t begin,
@@ -134,6 +160,11 @@ void update_run(const UpdateCoefficients& c, const UpdateBuffers& buffers) {
   const Streams<Weight, Grad> streams(buffers);
   const auto numel = static_cast<std::size_t>(buffers.numel);
   std::size_t i = 0;
+  for (; i + 2 * kLanes <= numel; i += 2 * kLanes) {
+    prefetch_lanes<Rule>(streams, i + kPrefetchDistance);
+    update_lanes(rule, factor, streams, i);
+    update_lanes(rule, factor, streams, i + kLanes);
+  }
   for (; i + kLanes <= numel; i += kLanes) {
     update_lanes(rule, factor, streams, i);
   }
