@@ -26,7 +26,8 @@ TEST(Precision, BuffersAndInputsFollowOnRequest) {
   EXPECT_FALSE(Config::from_text(R"({"fp16": {"enabled": true}})").cast_inputs);
   EXPECT_TRUE(Config::from_text(R"({"fp16": {"enabled": true, "auto_cast": true}})").cast_inputs);
   EXPECT_FALSE(Config::from_text(R"({"data_types": {}})").buffer_dtype.has_value());
-  for (const auto& [text, dtype] : {std::pair{"half", Dtype::kFp16}, std::pair{"float32", Dtype::kFp32}, std::pair{"bf16", Dtype::kBf16}}) {
+  for (const auto& [text, dtype] :
+       {std::pair{"half", Dtype::kFp16}, std::pair{"float32", Dtype::kFp32}, std::pair{"bf16", Dtype::kBf16}}) {
     const std::string config = std::string(R"({"data_types": {"buffer_dtype": ")") + text + "\"}}";
     EXPECT_EQ(Config::from_text(config).buffer_dtype, dtype) << text;
   }

@@ -110,6 +110,8 @@ TEST(Supported, RefusesWhatThisVersionCannotRun) {
                     HasSubstr("pannier.overlap_step: in this version")));
   EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})"),
               HasSubstr("offload_optimizer.ratio: this version"));
+  EXPECT_THAT(refusal(R"({"gradient_allreduce_op": "sum"})"),
+              HasSubstr("gradient_allreduce_op: this version averages"));
   EXPECT_EQ(refusal(R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}})"), "accepted");
   EXPECT_EQ(refusal("{}"), "accepted");
 }

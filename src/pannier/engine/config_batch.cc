@@ -122,6 +122,8 @@ void Config::require_supported() const {
   refuse(zero.ratio < 1.0,
          "zero_optimization.offload_optimizer.ratio: this version does not split states by a ratio; leave it out, and "
          "set pannier.device_memory to say how much the device may hold");
+  refuse(!average_gradients,
+         "gradient_allreduce_op: this version averages gradients over ranks; use \"mean\", and scale the loss");
   refuse(pannier.overlap_step,
          "pannier.overlap_step: in this version step() returns when every parameter is in place; leave it out");
   if (!errors.empty()) {

@@ -109,7 +109,7 @@ void build_precision(Config& config, const Values& values, Report& report) {
   config.loss_scale = build_loss_scale(values);
   config.cast_inputs = fp16 && values.flag("fp16.auto_cast");
   if (const auto buffers = values.find<std::string>("data_types.buffer_dtype")) {
-    config.buffer_dtype = buffers->starts_with("b") ? Dtype::kBf16
+    config.buffer_dtype = buffers->starts_with("b")  ? Dtype::kBf16
                           : buffers->ends_with("32") ? Dtype::kFp32
                                                      : Dtype::kFp16;
   }
