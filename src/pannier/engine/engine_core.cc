@@ -23,6 +23,22 @@ at::ScalarType scalar_type_of(Dtype dtype) {
 
 }  // namespace
 
+PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm, const std::vector<kernels::Hyperparameters>& groups,
+                           std::int64_t accumulation_steps) {
+  PartsOptions options;
+  options.stage = config.zero.stage;
+  options.optimizer_home = config.zero.optimizer_home;
+  options.dtype = scalar_type_of(config.dtype);
+  options.algorithm = algorithm;
+  for (const auto& group : groups) {
+    options.momentum = std::max(options.momentum, group.momentum);
+  }
+  options.accumulates = accumulation_steps > 1;
+  options.sum_in_own_type = config.grad_accum_dtype != Dtype::kFp32;
+  options.buckets.bucket_numel = config.zero.bucket_numel;
+  return options;
+}
+
 EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     : config_(std::move(config)), batch_(batch), device_(make_metered_cpu()), num_groups_(inputs.groups.size()),
       scaler_(config_.effective_loss_scale()), process_(getpid()) {
@@ -52,7 +68,9 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   for (const auto& buffer : inputs.buffers) {
     unmanaged_nbytes += buffer.nbytes();
   }
-  const PartsOptions options = parts_options(inputs);
+  PartsOptions options =
+      parts_options(config_, inputs.algorithm.value_or(kernels::Algorithm::kAdamW), inputs.groups, batch_.accumulation);
+  options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
   const MemoryPlanInput input = plan_input(options, numels, unmanaged_nbytes);
   plan_ = plan_memory(input);
   require_room(input, inputs.parameters);
@@ -101,22 +119,6 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
                                     convertible ? "; to train in 16 bits set \"bf16\": {\"enabled\": true} or the same of \"fp16\"" : ""));
     }
   }
-}
-
-PartsOptions EngineCore::parts_options(const EngineInputs& inputs) const {
-  PartsOptions options;
-  options.stage = config_.zero.stage;
-  options.optimizer_home = config_.zero.optimizer_home;
-  options.dtype = scalar_type_of(config_.dtype);
-  options.algorithm = inputs.algorithm.value_or(kernels::Algorithm::kAdamW);
-  for (const auto& group : inputs.groups) {
-    options.momentum = std::max(options.momentum, group.momentum);
-  }
-  options.initial_state1 = options.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
-  options.accumulates = batch_.accumulation > 1;
-  options.sum_in_own_type = config_.grad_accum_dtype != Dtype::kFp32;
-  options.buckets.bucket_numel = config_.zero.bucket_numel;
-  return options;
 }
 
 void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const {

@@ -29,6 +29,10 @@ struct EngineInputs {
   std::vector<at::Tensor> buffers;              ///< Of the model; moved into counted memory, their type kept.
 };
 
+/// What a configuration means for the parts of an engine.
+[[nodiscard]] PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
+                                         const std::vector<kernels::Hyperparameters>& groups, std::int64_t accumulation_steps);
+
 /// How a call of step() ended.
 enum class StepOutcome : std::uint8_t { kAccumulating = 0, kApplied = 1, kSkipped = 2 };
 
@@ -110,7 +114,6 @@ class EngineCore {
 
  private:
   void check_inputs(const EngineInputs& inputs) const;
-  [[nodiscard]] PartsOptions parts_options(const EngineInputs& inputs) const;
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
   void move_unmanaged(const EngineInputs& inputs);
   [[nodiscard]] at::ScalarType unmanaged_dtype(const at::Tensor& parameter) const;

@@ -1,0 +1,90 @@
+// pannier plan: the memory that training will take, for a model and a machine that need not be there.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/encoder_model.h"
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+#include "pannier/engine/engine_core.h"
+
+namespace pannier::cli {
+namespace {
+
+struct PlanFlags {
+  std::string config;
+  double parameters = 0;
+  EncoderSize model;
+  std::string device_memory;
+  std::string host_memory;
+};
+
+/// A block of a model that is known by its number of parameters alone.
+constexpr std::int64_t kUnknownTensorNumel = std::int64_t{1} << 20;
+
+std::vector<std::int64_t> numels_of(const PlanFlags& flags) {
+  std::vector<std::int64_t> numels;
+  if (flags.parameters > 0) {
+    const auto total = static_cast<std::int64_t>(flags.parameters);
+    for (std::int64_t done = 0; done < total; done += kUnknownTensorNumel) {
+      numels.push_back(std::min(kUnknownTensorNumel, total - done));
+    }
+    return numels;
+  }
+  const EncoderSize& m = flags.model;
+  numels.push_back(m.vocabulary * m.width);
+  for (std::int64_t i = 0; i < m.layers; ++i) {
+    for (const std::int64_t numel : {3 * m.width * m.width, 3 * m.width, m.width * m.width, m.width, m.width * m.feed_forward,
+                                     m.feed_forward, m.feed_forward * m.width, m.width, m.width, m.width, m.width, m.width}) {
+      numels.push_back(numel);
+    }
+  }
+  numels.push_back(m.width * m.vocabulary);
+  numels.push_back(m.vocabulary);
+  return numels;
+}
+
+void run(const PlanFlags& flags) {
+  const Config config = Config::from_file(flags.config);
+  if (!config.optimizer) {
+    throw ConfigError(fmt::format("{}: a plan needs an optimizer section", flags.config));
+  }
+  config.require_supported();
+  const auto numels = numels_of(flags);
+  const PartsOptions options = parts_options(config, config.optimizer->algorithm, {config.optimizer->hyper},
+                                             config.gradient_accumulation_steps.value_or(1));
+  const MemoryPlanInput input = plan_input(options, numels, 0);
+  std::int64_t total = 0;
+  for (const auto numel : numels) {
+    total += numel;
+  }
+  fmt::print("{} parameters, {}, stage {}\n{}", total, to_string(config.dtype), config.zero.stage,
+             format_plan(plan_memory(input), config.zero.optimizer_home));
+  MemoryBudget budget{.device_nbytes = config.pannier.device_memory_nbytes.value_or(0),
+                      .host_nbytes = config.pannier.host_memory_nbytes.value_or(0)};
+  budget.device_nbytes = flags.device_memory.empty() ? budget.device_nbytes : parse_bytes(flags.device_memory);
+  budget.host_nbytes = flags.host_memory.empty() ? budget.host_nbytes : parse_bytes(flags.host_memory);
+  require_fit(input, budget);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app) {
+  auto* command = app.add_subcommand("plan", "Print the memory that training will take, before anything is allocated");
+  command->footer(
+      "Examples:\n  pannier plan --config ds_config.json --parameters 7e9 --vram 24GiB --ram 128GiB\n"
+      "  pannier plan --config ds_config.json --layers 12 --width 2048");
+  auto flags = std::make_shared<PlanFlags>();
+  command->add_option("--config", flags->config, "DeepSpeed JSON")->required();
+  command->add_option("--parameters", flags->parameters, "Number of parameters, instead of the model's sizes")->check(CLI::PositiveNumber);
+  command->add_option("--vocabulary", flags->model.vocabulary)->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--width", flags->model.width)->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--layers", flags->model.layers)->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--feed-forward", flags->model.feed_forward)->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--vram", flags->device_memory, "Device memory, such as 24GiB");
+  command->add_option("--ram", flags->host_memory, "Host memory, such as 64GiB");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace pannier::cli
