@@ -44,6 +44,23 @@ TEST(PlanMemory, Fp16AndFp32FollowTheTable) {
   EXPECT_EQ(plan_memory(input).host_optimizer_states, 12288U * 12);
 }
 
+TEST(PlanMemory, SetsLargeArraysApart) {
+  MemoryPlanInput input = bf16_input(Home::kHost);
+  input.bucket_numels = {std::int64_t{1} << 20};
+  EXPECT_EQ(plan_memory(input).host_optimizer_states, (std::size_t{12} << 20) + 4 * 8192);
+}
+
+TEST(HostBucketLayout, ArraysNeverOverlapAndStayAligned) {
+  for (const std::int64_t numel : {0, 64, 4096, 1 << 20, 3 << 20}) {
+    const HostBucketLayout layout = host_bucket_layout({.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2}, numel);
+    const std::array<std::size_t, 4> widths{4, 4, 2, 2};
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(layout.offsets[i] % 64, 0U);
+      EXPECT_LE(layout.offsets[i] + nbytes_of(numel, widths[i]), i < 3 ? layout.offsets[i + 1] : layout.nbytes);
+    }
+  }
+}
+
 TEST(RequireFit, NamesWhatWouldFit) {
   try {
     require_fit(bf16_input(Home::kDevice), {.device_nbytes = 12288 * 5});

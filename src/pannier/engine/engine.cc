@@ -140,7 +140,7 @@ std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, co
   groups = or_default(*module, config, std::move(groups));
   auto engine = std::make_unique<Engine>(std::move(module), config, std::move(groups));
   for (const auto& note : config.notes) {
-    log::warning(note);
+    log::info(note);
   }
   return engine;
 }

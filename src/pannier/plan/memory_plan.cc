@@ -47,7 +47,11 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
   const bool sum_on_device = input.accumulates && input.optimizer_home == Home::kDevice;
   plan.device_gradients = nbytes_of(numel, shape.param_nbytes + (sum_on_device ? 4U : 0U));
   if (input.optimizer_home == Home::kHost) {
-    plan.host_optimizer_states = round_to_page(nbytes_of(numel, shape.host_nbytes(Home::kHost)), input.host_page_nbytes);
+    std::size_t states = 0;
+    for (const std::int64_t bucket_numel : input.bucket_numels) {
+      states += host_bucket_layout(shape, bucket_numel).nbytes;
+    }
+    plan.host_optimizer_states = round_to_page(states, input.host_page_nbytes);
     plan.host_gradients = round_to_page(nbytes_of(numel, input.accumulates ? 4U : shape.param_nbytes), input.host_page_nbytes);
   }
   return plan;

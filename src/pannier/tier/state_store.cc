@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -57,20 +56,20 @@ class DeviceStore final : public StateStore {
 class HostStore final : public StateStore {
  public:
   HostStore(HostMemory& memory, const StateShape& shape, const std::vector<std::int64_t>& bucket_numels) {
-    const auto numel = std::accumulate(bucket_numels.begin(), bucket_numels.end(), std::int64_t{0});
-    slab_ = HostSlab(memory, nbytes_of(numel, shape.host_nbytes(Home::kHost)), {.owner = "optimizer states"}, torch_parallel_for());
-    // Component by component inside a bucket: widths are multiples of 2 and buckets of 64 elements, so all stay aligned.
-    std::byte* next = slab_.data().data();
-    for (const std::int64_t count : bucket_numels) {
-      const auto take = [&next, count](std::size_t width) {
-        return width == 0 ? nullptr : std::exchange(next, next + nbytes_of(count, width));
-      };
-      StateView view;
-      view.state1 = reinterpret_cast<float*>(take(shape.num_states < 1 ? 0 : 4));
-      view.state2 = reinterpret_cast<float*>(take(shape.num_states < 2 ? 0 : 4));
-      view.rest = take(shape.rest_nbytes);
-      view.param = take(shape.param_nbytes);
-      views_.push_back(view);
+    std::size_t nbytes = 0;
+    for (const std::int64_t numel : bucket_numels) {
+      nbytes += host_bucket_layout(shape, numel).nbytes;
+    }
+    slab_ = HostSlab(memory, nbytes, {.owner = "optimizer states"}, torch_parallel_for());
+    std::byte* bucket = slab_.data().data();
+    for (const std::int64_t numel : bucket_numels) {
+      const HostBucketLayout layout = host_bucket_layout(shape, numel);
+      const auto array = [bucket, &layout](std::size_t index) { return bucket + layout.offsets[index]; };
+      views_.push_back({.param = array(3),
+                        .rest = shape.rest_nbytes == 0 ? nullptr : array(2),
+                        .state1 = shape.num_states < 1 ? nullptr : reinterpret_cast<float*>(array(0)),
+                        .state2 = shape.num_states < 2 ? nullptr : reinterpret_cast<float*>(array(1))});
+      bucket += layout.nbytes;
     }
   }
 

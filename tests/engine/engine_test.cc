@@ -1,0 +1,160 @@
+#include "pannier/engine/engine.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/utils.h>
+
+#include "pannier/base/error.h"
+#include "pannier/engine/metrics.h"
+
+namespace pannier {
+namespace {
+
+std::string config_text(const std::string& home, int stage, const std::string& extra = "") {
+  return fmt::format(R"({{"train_batch_size": 4, "gradient_accumulation_steps": 2,
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
+    "zero_optimization": {{"stage": {}, "offload_optimizer": {{"device": "{}"}}}}{}}})",
+                     stage, home, extra);
+}
+
+torch::nn::Sequential make_model() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::Linear(16, 1));
+}
+
+std::vector<at::Tensor> train(const std::string& text, int steps) {
+  auto model = make_model();
+  const auto engine = initialize(model, Config::from_text(text));
+  torch::manual_seed(2);
+  for (int i = 0; i < steps * 2; ++i) {
+    const at::Tensor x = at::randn({2, 8}).to(model->parameters()[0].scalar_type());
+    (void)engine->backward(model->forward(x).to(at::kFloat).pow(2).mean());
+    (void)engine->step();
+  }
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 4; ++i) {
+    weights.push_back(engine->core().state(i, "fp32_param"));
+  }
+  return weights;
+}
+
+TEST(Engine, StageAndHomeChangeNoBit) {
+  for (const std::string dtype : {"", R"(, "bf16": {"enabled": true})", R"(, "fp16": {"enabled": true, "loss_scale": 128})"}) {
+    const auto expected = train(config_text("none", 0, dtype), 5);
+    for (const std::string home : {"none", "cpu"}) {
+      for (int stage = home == "none" ? 0 : 1; stage <= 3; ++stage) {
+        const auto actual = train(config_text(home, stage, dtype), 5);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(at::equal(expected[i], actual[i])) << dtype << home << stage;
+        }
+      }
+    }
+  }
+}
+
+TEST(Engine, LearningFollowsTheSchedule) {
+  auto model = make_model();
+  const auto engine = initialize(
+      model, Config::from_text(config_text("cpu", 2, R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2,
+      "warmup_type": "linear", "warmup_max_lr": 0.5}})")));
+  EXPECT_THAT(engine->lrs(), testing::ElementsAre(0.0));
+  for (int i = 0; i < 6; ++i) {
+    (void)engine->backward(model->forward(at::ones({2, 8})).pow(2).mean());
+    (void)engine->step();
+  }
+  EXPECT_THAT(engine->lrs(), testing::ElementsAre(0.5));
+}
+
+TEST(Engine, GroupsHaveTheirOwnValues) {
+  auto model = make_model();
+  kernels::Hyperparameters still;
+  still.lr = 0;
+  kernels::Hyperparameters moving;
+  moving.lr = 0.1;
+  const auto parameters = model->parameters();
+  const auto engine = initialize(model, Config::from_text(config_text("cpu", 2)),
+                                 {{{parameters[0], parameters[1]}, still}, {{parameters[2], parameters[3]}, moving}});
+  const at::Tensor first = parameters[0].detach().clone();
+  const at::Tensor third = parameters[2].detach().clone();
+  for (int i = 0; i < 2; ++i) {
+    (void)engine->backward(model->forward(at::ones({2, 8})).pow(2).mean());
+    (void)engine->step();
+  }
+  EXPECT_TRUE(at::equal(parameters[0], first));
+  EXPECT_FALSE(at::equal(parameters[2], third));
+}
+
+TEST(Engine, RefusesWhatCannotBe) {
+  auto model = make_model();
+  const Config config = Config::from_text(config_text("cpu", 2));
+  EXPECT_THROW((void)initialize(std::shared_ptr<torch::nn::Module>(), config), ConfigError);
+  EXPECT_THROW((void)initialize(model, config, {{{at::ones({2})}, {}}}), ConfigError);
+  const auto twice = model->parameters()[0];
+  EXPECT_THROW((void)initialize(model, config, {{{twice, twice}, {}}}), ConfigError);
+  const auto engine = initialize(model, config);
+  EXPECT_THROW((void)initialize(model, config), ConfigError);
+  EXPECT_THROW((void)engine->step(), ConfigError);
+  EXPECT_THROW((void)engine->backward(at::ones({1})), ConfigError);
+  EXPECT_THROW((void)engine->backward(model->forward(at::ones({2, 8}))), ConfigError);
+  EXPECT_THROW((void)engine->core().state(0, "velocity"), ConfigError);
+  EXPECT_THROW(engine->core().set_state(0, "exp_avg", at::ones({3})), ConfigError);
+  EXPECT_THROW(engine->set_hyperparameters(3, {}), ConfigError);
+  EXPECT_THROW(engine->core().set_gradient(0, at::ones({16, 8})), ConfigError);
+  engine->core().close();
+  EXPECT_THROW((void)engine->step(), ConfigError);
+  EXPECT_NO_THROW((void)initialize(model, config));
+}
+
+TEST(Engine, APlanAboveItsBudgetIsRefusedBeforeAnythingMoves) {
+  auto model = make_model();
+  const void* before = model->parameters()[0].data_ptr();
+  EXPECT_THROW((void)initialize(model, Config::from_text(config_text("none", 0, R"(, "pannier": {"device_memory": "1KiB"})"))),
+               OutOfMemoryError);
+  EXPECT_THROW((void)initialize(model, Config::from_text(config_text("cpu", 2, R"(, "pannier": {"host_memory": "1KiB"})"))),
+               OutOfMemoryError);
+  EXPECT_EQ(model->parameters()[0].data_ptr(), before);
+}
+
+TEST(Engine, ABackwardThatThrowsDropsItsWindow) {
+  auto model = make_model();
+  const auto engine = initialize(model, Config::from_text(config_text("cpu", 2)));
+  const at::Tensor before = model->parameters()[0].detach().clone();
+  const at::Tensor loss = model->forward(at::ones({2, 8})).pow(2).mean();
+  (void)engine->backward(loss);
+  EXPECT_ANY_THROW((void)engine->backward(loss));
+  EXPECT_THROW((void)engine->step(), ConfigError);
+  EXPECT_TRUE(at::equal(model->parameters()[0], before));
+  for (int i = 0; i < 2; ++i) {
+    (void)engine->backward(model->forward(at::ones({2, 8})).pow(2).mean());
+    (void)engine->step();
+  }
+  EXPECT_FALSE(at::equal(model->parameters()[0], before));
+}
+
+TEST(Engine, ANonFiniteGradientChangesNothing) {
+  auto model = make_model();
+  const auto engine = initialize(model, Config::from_text(config_text("cpu", 2)));
+  const at::Tensor before = model->parameters()[0].detach().clone();
+  const at::Tensor nan = at::full({2, 8}, std::numeric_limits<float>::quiet_NaN());
+  (void)engine->backward(model->forward(nan).sum());
+  EXPECT_EQ(engine->step(), StepOutcome::kAccumulating);
+  (void)engine->backward(model->forward(at::ones({2, 8})).sum());
+  EXPECT_EQ(engine->step(), StepOutcome::kSkipped);
+  EXPECT_TRUE(at::equal(model->parameters()[0], before));
+  EXPECT_EQ(engine->counters().skipped_steps, 1);
+  EXPECT_EQ(engine->core().parameter_step(0), 0);
+  EXPECT_TRUE(at::equal(engine->core().state(0, "exp_avg"), at::zeros({16, 8})));
+}
+
+TEST(Metrics, ReportMeasuredMemory) {
+  auto model = make_model();
+  const auto engine = initialize(model, Config::from_text(config_text("cpu", 2)));
+  EXPECT_THAT(memory_stats_json(engine->core()), testing::HasSubstr("\"optimizer states\":{\"current\":4096,\"peak\":4096}"));
+  EXPECT_THAT(plan_json(engine->core()), testing::HasSubstr("\"optimizer_home\":\"cpu\""));
+}
+
+}  // namespace
+}  // namespace pannier
