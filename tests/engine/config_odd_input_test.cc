@@ -74,14 +74,16 @@ TEST(OddInput, DamagedText) {
   }
 }
 
-TEST(OddInput, DeepNesting) {
+TEST(OddInput, DeepNestingIsRefused) {
   const std::size_t depth = 10'000;
   std::string text;
   for (std::size_t level = 0; level < depth; ++level) {
     text += R"({"amp":)";
   }
   text += "1" + std::string(depth, '}');
-  expect_no_surprise(text);
+  EXPECT_EQ(error_of(text), "configuration: not a configuration: nested more than 64 deep");
+  EXPECT_EQ(error_of(R"({"amp": )" + std::string(depth, '[') + std::string(depth, ']') + "}"),
+            "configuration: not a configuration: nested more than 64 deep");
 }
 
 }  // namespace

@@ -24,6 +24,9 @@ constexpr std::string_view kInfinityMark = "\"\\u0001\"";
 constexpr std::string_view kMinusMark = "\"\\u0002\" ";
 static_assert(kInfinityWord.size() == kInfinityMark.size() && kInfinityWord.size() + 1 == kMinusMark.size());
 
+// Far more than any configuration has; a tree is walked by recursion.
+constexpr int kGreatestDepth = 64;
+
 std::string position(std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, std::min(offset, text.size()));
   const std::size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
@@ -78,9 +81,12 @@ std::string mark_infinities(std::string_view text, const std::string& source) {
 // Watches the parser: turns marks into numbers and finds keys that occur twice.
 class Watcher {
  public:
-  explicit Watcher(Report& report) : report_(report) {}
+  Watcher(Report& report, const std::string& source) : report_(report), source_(source) {}
 
-  bool operator()(int /*depth*/, Json::parse_event_t event, Json& parsed) {
+  bool operator()(int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > kGreatestDepth) {
+      throw ConfigError(fmt::format("{}: not a configuration: nested more than {} deep", source_, kGreatestDepth));
+    }
     switch (event) {
       case Json::parse_event_t::object_start:
         seen_.emplace_back();
@@ -109,6 +115,7 @@ class Watcher {
 
  private:
   Report& report_;
+  const std::string& source_;
   std::vector<std::set<std::string>> seen_;
   std::vector<std::string> path_;
 };
@@ -133,7 +140,7 @@ Json parse_tree(std::string_view text, const std::string& source, Report& report
   const std::string marked = mark_infinities(text, source);
   Json root;
   try {
-    root = Json::parse(marked, Watcher(report), true, true);
+    root = Json::parse(marked, Watcher(report, source), true, true);
   } catch (const Json::parse_error& error) {
     throw ConfigError(fmt::format("{}:{}: not JSON: {}", source, position(text, error.byte > 0 ? error.byte - 1 : 0),
                                   reason(error.what())));
