@@ -49,7 +49,6 @@ class MemoryMeter final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t nbytes) override;
   c10::DeleterFnPtr raw_deleter() const override { return &MemoryMeter::free_block; }
   void copy_data(void* dest, const void* src, std::size_t count) const override;
-  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &MemoryMeter::free_block; }
 
   /// Whether a storage's memory was served, and so counted, by this meter.
   [[nodiscard]] bool counts(const c10::DataPtr& data) const noexcept { return data.get_deleter() == &MemoryMeter::free_block; }
