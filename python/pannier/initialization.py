@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pannier import comm, core, foreign_use, groups, inputs, lr_schedules, managed
+from pannier import comm, core, foreign_use, groups, lr_schedules, managed
 from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
@@ -79,7 +79,7 @@ def initialize(
 
     states = groups.take_states(basic)
     numbers = [] if wrapped is None else groups.hyperparameters(wrapped.param_groups)
-    buffers = inputs.buffers_for_core(model, read)
+    buffers = list(model.buffers())
     try:
         handle = core.new_engine(read.core, rule, list(params), list(params.values()), group_of, numbers, buffers)
     except Exception:

@@ -18,21 +18,16 @@ from pannier.config_values import ConfigValues
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def buffers_for_core(module: torch.nn.Module, values: ConfigValues) -> list[torch.Tensor]:
-    """The buffers that the core may move into counted memory, where floating ones become the parameters' dtype."""
-    if values.get_data_types()[0] is torch.float32:
-        return list(module.buffers())
-    norms = {id(b) for part in module.modules() if isinstance(part, _NormBase) for b in part.buffers(recurse=False)}
-    follow = norms if _wanted_dtype(values) is None else set()
-    return [buffer for buffer in module.buffers() if id(buffer) in follow or not buffer.is_floating_point()]
-
-
 def prepare(module: torch.nn.Module, values: ConfigValues) -> RemovableHandle | None:
-    """Casts the other buffers, and has floating inputs cast, as the configuration says. Returns the hook, if any."""
+    """Casts buffers, and has floating inputs cast, as the configuration says. Returns the hook on `module`, if any."""
     wanted = _wanted_dtype(values)
-    for buffer in module.buffers():
-        if wanted is not None and buffer.is_floating_point() and buffer.dtype != wanted:
-            buffer.data = buffer.data.to(wanted)
+    for part in module.modules():
+        dtype = wanted
+        if dtype is None and isinstance(part, _NormBase) and values.get_data_types()[0] is not torch.float32:
+            dtype = values.get_data_types()[0]
+        for buffer in part.buffers(recurse=False) if dtype is not None else ():
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.to(dtype)
     if values.fp16_auto_cast():
         return module.register_forward_pre_hook(_cast_hook, with_kwargs=True)
     return None

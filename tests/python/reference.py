@@ -105,10 +105,13 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[[list[Any]], torch.optim.Op
 
 
 def plain_run(rule: str, dtype: torch.dtype, steps: int, gas: int, clipping: float) -> dict[str, torch.Tensor]:
-    """Weights in double after `steps` steps of plain torch on the same gradients."""
+    """Weights in double after `steps` steps of plain torch on the same gradients.
+
+    A master starts as the fp32 weight that the user gave; only what is not trained takes the model's dtype.
+    """
     model = Zoo()
     for param in model.parameters():
-        param.data = param.data.to(dtype).double()
+        param.data = param.data.double() if param.requires_grad else param.data.to(dtype).double()
     optimizer = OPTIMIZERS[rule][1]([param for param in model.parameters() if param.requires_grad])
     for step in range(steps):
         optimizer.zero_grad()

@@ -250,7 +250,8 @@ def test_memory_stats_and_plan() -> None:
     trained = sum(param.numel() for param in engine.module.parameters() if param.requires_grad)
     assert stats["host"]["current"] >= 10 * trained
     plan = engine.plan()
-    assert plan["rows"] and str(plan) == plan["text"]
+    assert plan["device"]["total"] > 0 and plan["host"]["total"] == stats["host"]["current"]
+    assert str(plan) == plan["text"]
 
 
 def test_module_state_dict_and_back() -> None:

@@ -40,7 +40,7 @@ def test_nonfinite_gradient_changes_nothing(dtype: str, value: float, capfd: pyt
             dtype=dtype,
             gas=gas,
             clipping=1.0,
-            scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_type": "linear"}},
+            scheduler={"type": "WarmupLR", "params": {"warmup_min_lr": 1e-3, "warmup_num_steps": 10}},
         )
         engine, optimizer, _, _ = pannier.initialize(model=model, config=settings)
 

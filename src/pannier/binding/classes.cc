@@ -74,6 +74,7 @@ void ConfigHolder::resolve_batch(std::int64_t world_size, std::int64_t loader_ba
     config.train_batch_size = batch.train;
     config.train_micro_batch_size_per_gpu = batch.micro;
     config.gradient_accumulation_steps = batch.accumulation;
+    config.auto_batch = {};
   }
 }
 

@@ -104,6 +104,10 @@ void UpdatePipeline::apply(const std::vector<std::optional<kernels::UpdateCoeffi
       if (!constants) {
         continue;
       }
+      if (segment.numel == 0) {  // Alone in its bucket it has no gradient's address either.
+        updated.push_back(segment.parameter);
+        continue;
+      }
       PANNIER_CHECK(gradient.data != nullptr, fmt::format("no gradient for bucket {} of parameter {}", b, segment.parameter));
       updated.push_back(segment.parameter);
       const std::size_t grad_width = gradient.type == kernels::GradType::kFp32 ? 4 : 2;
