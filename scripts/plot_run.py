@@ -24,7 +24,8 @@ GIB = 2**30
 
 
 def read_run(path: pathlib.Path) -> dict:
-    """A run as {"title", "steps": [{"step", "loss", ...}], "timeline": [[seconds, {owner: bytes}], ...]}."""
+    """A run as {"title", "steps": [{"step", "loss", ...}], "timeline": [[seconds, {owner: bytes}], ...]}, and perhaps
+    "steps_are", the name of the axis over steps."""
     text = path.read_text()
     try:
         record = json.loads(text)
@@ -69,8 +70,9 @@ def draw_memory(axes: Axes, run: dict, steps: int, cap: float | None) -> None:
                     [f"step {step['step']}\n{step['ended'] - step['began']:.2f} s" for step in run["steps"][:steps]])
     highest = max(range(len(bottom)), key=bottom.__getitem__)
     axes.plot(times[highest], bottom[highest], "o", color=INK, markersize=4, clip_on=False, zorder=5)
-    axes.annotate(f"peak {bottom[highest]:.2f} GiB", (times[highest], bottom[highest]), xytext=(0, 7), textcoords="offset points",
-                  ha="center", fontsize=9, fontweight="bold", color=INK)
+    at_left = times[highest] < times[-1] / 5
+    axes.annotate(f"peak {bottom[highest]:.2f} GiB", (times[highest], bottom[highest]), xytext=(-4 if at_left else 0, 7),
+                  textcoords="offset points", ha="left" if at_left else "center", fontsize=9, fontweight="bold", color=INK)
     if cap is not None:
         axes.axhline(cap, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.annotate(f"cap {cap:.2f} GiB", (1, cap), xycoords=("axes fraction", "data"), xytext=(-2, 4), textcoords="offset points",
@@ -121,7 +123,7 @@ def plot_loss(runs: list[dict], path: pathlib.Path) -> None:
             axes.annotate(f"{losses[index]:.2f}", (steps[index], losses[index]), xytext=(0, 7 if above else -8),
                           textcoords="offset points", ha="center", va="bottom" if above else "top", fontsize=9, color=INK)
     style(axes, "loss (cross-entropy)")
-    axes.set_xlabel("step")
+    axes.set_xlabel(runs[0].get("steps_are", "step"))
     axes.set_ylim(0, 1.15 * max(max(losses) for losses in groups))
     axes.xaxis.get_major_locator().set_params(integer=True)
     figure.tight_layout()

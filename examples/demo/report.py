@@ -7,8 +7,8 @@ NOTE = "* before activations, which are the model's own and known only after the
 
 
 def device_peak(record: dict) -> int:
-    """The most device memory that was ever in use, in bytes."""
-    return record["memory"]["device"]["peak"]
+    """The most device memory that was ever in use, in bytes: while the engine was built, too."""
+    return max(record[when]["device"]["peak"] for when in ("memory_at_start", "memory"))
 
 
 def cap_between(high: int, low: int) -> str:
@@ -42,7 +42,7 @@ def _cells(record: dict, tier: str, owner: str | None) -> list[str]:
         return ["out of memory" if (tier, owner) == ("device", None) else "-"]
     memory, plan = record["memory"][tier], record["plan"][tier]
     if owner is None:
-        return [size(memory["peak"]), size(plan["total"]) + ("*" if tier == "device" else "")]
+        return [size(device_peak(record) if tier == "device" else memory["peak"]), size(plan["total"]) + ("*" if tier == "device" else "")]
     measured = memory["by_owner"].get(owner, {"peak": 0})["peak"]
     return [size(measured), size(plan[owner]) if owner in plan else "-"]
 

@@ -63,6 +63,8 @@ def train(chosen: argparse.Namespace, record: dict) -> None:
 
     engine, *_ = pannier.initialize(model=module, model_parameters=module.parameters(), config=record["config"])
     record["plan"] = engine.plan()
+    record["memory_at_start"] = engine.memory_stats()  # The model was built in fp32, and moved.
+    engine.reset_peak_memory()
     engine.start_memory_timeline()
     started = time.monotonic()
     torch.manual_seed(42)  # The same dropout in every run.
@@ -95,7 +97,8 @@ def progress(step: int, steps: int, loss: float, seconds: float) -> None:
 def main() -> int:
     chosen = arguments()
     record: dict = {"offload": chosen.offload, "device_memory": chosen.device_memory, "batch": chosen.batch,
-                    "sequence": chosen.sequence, "dtype": chosen.dtype, "config": configuration(chosen), "steps": []}
+                    "sequence": chosen.sequence, "dtype": chosen.dtype, "config": configuration(chosen), "steps": [],
+                    "steps_are": f"step (every {NUM_BATCHES} go once over the same {NUM_BATCHES} batches)"}
     status = 0
     try:
         train(chosen, record)
