@@ -49,9 +49,10 @@ void bench_update(std::int64_t numel, int repeats) {
   std::sort(rates.begin(), rates.end());
   std::sort(shares.begin(), shares.end());
   const std::size_t middle = rates.size() / 2;
-  fmt::print("update adamw bf16: {:.3f} G parameters/s, {:.1f} GB/s, {:.0f} % of this machine's copy rate ({} threads, {})\n",
-             rates[middle] / 1e9, rates[middle] * kBytesPerParameter / 1e9, 100 * shares[middle], host.usable_cores,
-             kernels::available_targets().front());
+  fmt::print(
+      "update adamw bf16: {:.3f} G parameters/s, {:.1f} GB/s, {:.0f} % of this machine's copy rate ({} threads, {})\n",
+      rates[middle] / 1e9, rates[middle] * kBytesPerParameter / 1e9, 100 * shares[middle], host.usable_cores,
+      kernels::available_targets().front());
 }
 
 }  // namespace
@@ -61,8 +62,12 @@ void add_bench(CLI::App& app) {
   command->footer("Example:\n  pannier bench --parameters 67108864");
   auto numel = std::make_shared<std::int64_t>(std::int64_t{32} << 20);
   auto repeats = std::make_shared<int>(7);
-  command->add_option("--parameters", *numel, "Parameters to update")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--repeats", *repeats, "Repetitions; the median counts")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--parameters", *numel, "Parameters to update")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--repeats", *repeats, "Repetitions; the median counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->callback([numel, repeats] { bench_update((*numel + 63) / 64 * 64, *repeats); });
 }
 

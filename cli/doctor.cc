@@ -23,7 +23,8 @@ void run() {
   }
   fmt::print("{:<24} {}\n", "update kernels", fmt::format("{}", kernels::available_targets().front()));
   ThreadTeam team(host.usable_cores);
-  fmt::print("{:<24} {:.1f} GB/s, {} threads\n", "memory copy", probe_copy_bandwidth(team.parallel_for()) / 1e9, host.usable_cores);
+  fmt::print("{:<24} {:.1f} GB/s, {} threads\n", "memory copy", probe_copy_bandwidth(team.parallel_for()) / 1e9,
+             host.usable_cores);
 }
 
 }  // namespace

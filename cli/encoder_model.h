@@ -1,5 +1,5 @@
-// The model that `pannier train` trains: an embedding, transformer encoder layers, and a linear head on their mean, which
-// predicts the token that follows a window of text.
+// The model that `pannier train` trains: an embedding, transformer encoder layers, and a linear head on their mean,
+// which predicts the token that follows a window of text.
 #pragma once
 
 #include <torch/nn/modules/container/modulelist.h>

@@ -35,8 +35,9 @@ std::vector<std::int64_t> numels_of(const PlanFlags& flags) {
   const EncoderSize& m = flags.model;
   numels.push_back(m.vocabulary * m.width);
   for (std::int64_t i = 0; i < m.layers; ++i) {
-    for (const std::int64_t numel : {3 * m.width * m.width, 3 * m.width, m.width * m.width, m.width, m.width * m.feed_forward,
-                                     m.feed_forward, m.feed_forward * m.width, m.width, m.width, m.width, m.width, m.width}) {
+    for (const std::int64_t numel :
+         {3 * m.width * m.width, 3 * m.width, m.width * m.width, m.width, m.width * m.feed_forward, m.feed_forward,
+          m.feed_forward * m.width, m.width, m.width, m.width, m.width, m.width}) {
       numels.push_back(numel);
     }
   }
@@ -77,7 +78,8 @@ void add_plan(CLI::App& app) {
       "  pannier plan --config ds_config.json --layers 12 --width 2048");
   auto flags = std::make_shared<PlanFlags>();
   command->add_option("--config", flags->config, "DeepSpeed JSON")->required();
-  command->add_option("--parameters", flags->parameters, "Number of parameters, instead of the model's sizes")->check(CLI::PositiveNumber);
+  command->add_option("--parameters", flags->parameters, "Number of parameters, instead of the model's sizes")
+      ->check(CLI::PositiveNumber);
   command->add_option("--vocabulary", flags->model.vocabulary)->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--width", flags->model.width)->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--layers", flags->model.layers)->check(CLI::PositiveNumber)->capture_default_str();

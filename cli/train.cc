@@ -44,7 +44,8 @@ class TokenFile {
     const auto nbytes = static_cast<std::size_t>(file.tellg());
     tokens_.resize(nbytes / sizeof(std::uint16_t));
     file.seekg(0);
-    file.read(reinterpret_cast<char*>(tokens_.data()), static_cast<std::streamsize>(tokens_.size() * sizeof(std::uint16_t)));
+    file.read(reinterpret_cast<char*>(tokens_.data()),
+              static_cast<std::streamsize>(tokens_.size() * sizeof(std::uint16_t)));
     if (tokens_.size() <= static_cast<std::size_t>(sequence)) {
       throw ConfigError(fmt::format("{} holds {} tokens, but a window takes {}", path, tokens_.size(), sequence + 1));
     }
@@ -78,8 +79,8 @@ class TokenFile {
 void show_progress(std::int64_t step, std::int64_t steps, double loss, double seconds) {
   constexpr std::int64_t kWidth = 30;
   const std::int64_t filled = kWidth * step / steps;
-  fmt::print(stderr, "\r[{:#<{}}{: <{}}] step {}/{}  loss {:.4f}  {:.2f} s/step ", "", filled, "", kWidth - filled, step, steps, loss,
-             seconds);
+  fmt::print(stderr, "\r[{:#<{}}{: <{}}] step {}/{}  loss {:.4f}  {:.2f} s/step ", "", filled, "", kWidth - filled,
+             step, steps, loss, seconds);
   if (step == steps) {
     fmt::print(stderr, "\n");
   }
@@ -87,7 +88,8 @@ void show_progress(std::int64_t step, std::int64_t steps, double loss, double se
 
 std::string metrics_line(Engine& engine, std::int64_t step, double loss, double seconds) {
   nlohmann::ordered_json line{{"step", step}, {"loss", loss}, {"seconds", seconds}, {"lr", engine.lrs()}};
-  line["grad_norm"] = engine.grad_norm() && std::isfinite(*engine.grad_norm()) ? nlohmann::ordered_json(*engine.grad_norm()) : nullptr;
+  line["grad_norm"] =
+      engine.grad_norm() && std::isfinite(*engine.grad_norm()) ? nlohmann::ordered_json(*engine.grad_norm()) : nullptr;
   line["loss_scale"] = engine.core().loss_scaler().scale();
   line["skipped_steps"] = engine.counters().skipped_steps;
   line["memory"] = nlohmann::ordered_json::parse(memory_stats_json(engine.core()));
@@ -148,7 +150,9 @@ void add_train(CLI::App& app) {
   command->add_option("--layers", flags->model.layers)->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--heads", flags->model.heads)->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--feed-forward", flags->model.feed_forward)->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--sequence", flags->sequence, "Tokens of a window")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--sequence", flags->sequence, "Tokens of a window")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--steps", flags->steps, "Optimizer steps")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--seed", flags->seed, "Of weights, dropout and the order of data")->capture_default_str();
   command->callback([flags] { run(*flags); });

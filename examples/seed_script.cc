@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
       std::cout << "step " << step << ", loss=" << loss.item<double>() << std::endl;
     }
   }
-  std::cout << "peak device memory: " << static_cast<double>(engine->core().device().memory().peak) / (1 << 30) << " GiB\n";
+  std::cout << "peak device memory: " << static_cast<double>(engine->core().device().memory().peak) / (1 << 30)
+            << " GiB\n";
   return 0;
 }

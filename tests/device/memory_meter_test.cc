@@ -64,8 +64,12 @@ TEST(MemoryMeter, ServesRawAllocations) {
 TEST(MemoryMeter, RecordsATimeline) {
   MemoryMeter& meter = MemoryMeter::install();
   meter.start_timeline(1000);
-  { const at::Tensor large = at::empty({1 << 20}, at::kFloat); }
-  { const at::Tensor small = at::empty({10}, at::kFloat); }
+  {
+    const at::Tensor large = at::empty({1 << 20}, at::kFloat);
+  }
+  {
+    const at::Tensor small = at::empty({10}, at::kFloat);
+  }
   const auto samples = meter.take_timeline();
   ASSERT_EQ(samples.size(), 3U);
   EXPECT_EQ(samples[1].by_owner[3], samples[0].by_owner[3] + (std::size_t{4} << 20));

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include "pannier/base/error.h"
@@ -42,7 +42,8 @@ std::vector<at::Tensor> train(const std::string& text, int steps) {
 }
 
 TEST(Engine, StageAndHomeChangeNoBit) {
-  for (const std::string dtype : {"", R"(, "bf16": {"enabled": true})", R"(, "fp16": {"enabled": true, "loss_scale": 128})"}) {
+  for (const std::string dtype :
+       {"", R"(, "bf16": {"enabled": true})", R"(, "fp16": {"enabled": true, "loss_scale": 128})"}) {
     const auto expected = train(config_text("none", 0, dtype), 5);
     for (const std::string home : {"none", "cpu"}) {
       for (int stage = home == "none" ? 0 : 1; stage <= 3; ++stage) {
@@ -58,7 +59,8 @@ TEST(Engine, StageAndHomeChangeNoBit) {
 TEST(Engine, LearningFollowsTheSchedule) {
   auto model = make_model();
   const auto engine = initialize(
-      model, Config::from_text(config_text("cpu", 2, R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2,
+      model,
+      Config::from_text(config_text("cpu", 2, R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2,
       "warmup_type": "linear", "warmup_max_lr": 0.5}})")));
   EXPECT_THAT(engine->lrs(), testing::ElementsAre(0.0));
   for (int i = 0; i < 6; ++i) {
@@ -111,10 +113,12 @@ TEST(Engine, RefusesWhatCannotBe) {
 TEST(Engine, APlanAboveItsBudgetIsRefusedBeforeAnythingMoves) {
   auto model = make_model();
   const void* before = model->parameters()[0].data_ptr();
-  EXPECT_THROW((void)initialize(model, Config::from_text(config_text("none", 0, R"(, "pannier": {"device_memory": "1KiB"})"))),
-               OutOfMemoryError);
-  EXPECT_THROW((void)initialize(model, Config::from_text(config_text("cpu", 2, R"(, "pannier": {"host_memory": "1KiB"})"))),
-               OutOfMemoryError);
+  EXPECT_THROW(
+      (void)initialize(model, Config::from_text(config_text("none", 0, R"(, "pannier": {"device_memory": "1KiB"})"))),
+      OutOfMemoryError);
+  EXPECT_THROW(
+      (void)initialize(model, Config::from_text(config_text("cpu", 2, R"(, "pannier": {"host_memory": "1KiB"})"))),
+      OutOfMemoryError);
   EXPECT_EQ(model->parameters()[0].data_ptr(), before);
 }
 
@@ -152,7 +156,8 @@ TEST(Engine, ANonFiniteGradientChangesNothing) {
 TEST(Metrics, ReportMeasuredMemory) {
   auto model = make_model();
   const auto engine = initialize(model, Config::from_text(config_text("cpu", 2)));
-  EXPECT_THAT(memory_stats_json(engine->core()), testing::HasSubstr("\"optimizer states\":{\"current\":4096,\"peak\":4096}"));
+  EXPECT_THAT(memory_stats_json(engine->core()),
+              testing::HasSubstr("\"optimizer states\":{\"current\":4096,\"peak\":4096}"));
   EXPECT_THAT(plan_json(engine->core()), testing::HasSubstr("\"optimizer_home\":\"cpu\""));
 }
 

@@ -37,7 +37,8 @@ TEST(StateStore, DeviceCountsAsOptimizerStatesAndHasNoArraysThatTheFormatLacks) 
   const auto device = make_metered_cpu();
   const std::size_t before = device->memory().current_by_owner[2];
   const at::Tensor param = at::zeros({128}, at::kFloat);
-  const auto store = make_device_store(*device, {.param_nbytes = 4, .rest_nbytes = 0, .num_states = 1}, 1, [&](int) { return param; });
+  const auto store =
+      make_device_store(*device, {.param_nbytes = 4, .rest_nbytes = 0, .num_states = 1}, 1, [&](int) { return param; });
   const Lease lease = store->lease(0);
   EXPECT_EQ(device->memory().current_by_owner[2] - before, 512U);
   EXPECT_EQ(lease.view().param, param.data_ptr());
@@ -93,7 +94,8 @@ TEST(ParameterBuckets, RefusesMemoryThatOverlaps) {
 class GradientHomes : public testing::TestWithParam<bool> {
  protected:
   std::unique_ptr<GradientStore> make(GradientStoreOptions options) {
-    return GetParam() ? make_host_gradients(*device_, memory_, kNumels, options) : make_device_gradients(*device_, 2, options);
+    return GetParam() ? make_host_gradients(*device_, memory_, kNumels, options)
+                      : make_device_gradients(*device_, 2, options);
   }
   static std::vector<float> read(const GradientView& view, std::int64_t count) {
     std::vector<float> values(static_cast<std::size_t>(count));
@@ -149,7 +151,8 @@ TEST_P(GradientHomes, Fp32AddsUp) {
   EXPECT_THAT(read(store->view(0), 128), testing::Each(3.0F));
 }
 
-INSTANTIATE_TEST_SUITE_P(Homes, GradientHomes, testing::Bool(), [](const auto& param) { return param.param ? "Host" : "Device"; });
+INSTANTIATE_TEST_SUITE_P(Homes, GradientHomes, testing::Bool(),
+                         [](const auto& param) { return param.param ? "Host" : "Device"; });
 
 }  // namespace
 }  // namespace pannier

@@ -6,11 +6,12 @@ namespace pannier::binding {
 namespace {
 
 std::optional<kernels::Algorithm> algorithm_of(const std::string& rule) {
-  static constexpr std::array<std::pair<const char*, kernels::Algorithm>, 5> kRules{{{"AdamW", kernels::Algorithm::kAdamW},
-                                                                                     {"Adam", kernels::Algorithm::kAdam},
-                                                                                     {"SGD", kernels::Algorithm::kSgd},
-                                                                                     {"Adagrad", kernels::Algorithm::kAdagrad},
-                                                                                     {"Lion", kernels::Algorithm::kLion}}};
+  static constexpr std::array<std::pair<const char*, kernels::Algorithm>, 5> kRules{
+      {{"AdamW", kernels::Algorithm::kAdamW},
+       {"Adam", kernels::Algorithm::kAdam},
+       {"SGD", kernels::Algorithm::kSgd},
+       {"Adagrad", kernels::Algorithm::kAdagrad},
+       {"Lion", kernels::Algorithm::kLion}}};
   for (const auto& [name, algorithm] : kRules) {
     if (rule == name) {
       return algorithm;
@@ -23,7 +24,8 @@ std::optional<kernels::Algorithm> algorithm_of(const std::string& rule) {
 }
 
 EngineInputs to_inputs(const std::string& rule, std::vector<std::string> names, std::vector<at::Tensor> parameters,
-                       const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers) {
+                       const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
+                       std::vector<at::Tensor> buffers) {
   EngineInputs inputs;
   inputs.names = std::move(names);
   inputs.parameters = std::move(parameters);
@@ -85,12 +87,15 @@ void ConfigHolder::require_resolved(bool builds_optimizer, bool builds_schedule)
 ScheduleHolder::ScheduleHolder(const std::string& type, const std::string& params_json, std::vector<double> base_lrs)
     : schedule(translated([&] { return read_schedule(type, params_json, std::move(base_lrs)); })) {}
 
-EngineHolder::EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule, std::vector<std::string> names,
-                           std::vector<at::Tensor> parameters, const std::vector<std::int64_t>& group_of,
-                           const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers)
+EngineHolder::EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule,
+                           std::vector<std::string> names, std::vector<at::Tensor> parameters,
+                           const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
+                           std::vector<at::Tensor> buffers)
     : core(translated([&] {
-        return EngineCore(config->config, to_inputs(rule, std::move(names), std::move(parameters), group_of, groups, std::move(buffers)),
-                          config->batch);
+        return EngineCore(
+            config->config,
+            to_inputs(rule, std::move(names), std::move(parameters), group_of, groups, std::move(buffers)),
+            config->batch);
       })) {}
 
 }  // namespace pannier::binding

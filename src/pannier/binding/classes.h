@@ -1,6 +1,6 @@
-// The TorchBind classes that Python sees: thin holders whose methods call the engine and turn its errors into those that
-// torch carries to Python with their type. One library serves every Python version, and the interpreter lock is released
-// around every call.
+// The TorchBind classes that Python sees: thin holders whose methods call the engine and turn its errors into those
+// that torch carries to Python with their type. One library serves every Python version, and the interpreter lock is
+// released around every call.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -66,8 +66,8 @@ class ScheduleHolder : public torch::CustomClassHolder {
 class EngineHolder : public torch::CustomClassHolder {
  public:
   EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule, std::vector<std::string> names,
-               std::vector<at::Tensor> parameters, const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
-               std::vector<at::Tensor> buffers);
+               std::vector<at::Tensor> parameters, const std::vector<std::int64_t>& group_of,
+               const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers);
 
   EngineCore core;
 };

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "pannier/binding/classes.h"
+#include "pannier/binding/update_bench.h"
 #include "pannier/engine/metrics.h"
 #include "pannier/hardware/host_report.h"
 
@@ -55,7 +56,8 @@ LossScalerState to_scaler_state(const Numbers& numbers) {
 // One rank: with more, the train batch also counts the others' micro-batches.
 void set_batch(EngineCore& core, std::int64_t micro, std::int64_t steps) {
   if (micro < 1 || steps < 1) {
-    throw ConfigError(fmt::format("micro batch size and accumulation steps must be positive, got {} and {}", micro, steps));
+    throw ConfigError(
+        fmt::format("micro batch size and accumulation steps must be positive, got {} and {}", micro, steps));
   }
   core.set_batch({.train = micro * steps, .micro = micro, .accumulation = steps, .complete = true});
 }
@@ -71,59 +73,70 @@ std::vector<double> flat_momenta(const Schedule& schedule) {
 void define_engine(torch::Library& library) {
   using List = const c10::List<Numbers>&;
   library.class_<EngineHolder>("Engine")
-      .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>, std::vector<at::Tensor>,
-                       std::vector<std::int64_t>, c10::List<Numbers>, std::vector<at::Tensor>>())
-      .def("begin_backward", [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {
-        return translated([&] {
-          auto [reported, scaled] = self->core.begin_backward(loss, scale_wrt_gas);
-          return std::vector<at::Tensor>{reported, scaled};
-        });
-      })
+      .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>,
+                       std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>,
+                       std::vector<at::Tensor>>())
+      .def("begin_backward",
+           [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {
+             return translated([&] {
+               auto [reported, scaled] = self->core.begin_backward(loss, scale_wrt_gas);
+               return std::vector<at::Tensor>{reported, scaled};
+             });
+           })
       .def("end_backward", [](const Self& self) { translated([&] { self->core.end_backward(); }); })
       .def("abort_backward", [](const Self& self) { translated([&] { self->core.abort_backward(); }); })
-      .def("scale", [](const Self& self, const at::Tensor& loss) { return translated([&] { return self->core.scale(loss); }); })
-      .def("step", [](const Self& self, List groups) {
-        return translated([&] { return static_cast<std::int64_t>(self->core.step(to_hyperparameters(groups))); });
-      })
+      .def("scale",
+           [](const Self& self, const at::Tensor& loss) { return translated([&] { return self->core.scale(loss); }); })
+      .def("step",
+           [](const Self& self, List groups) {
+             return translated([&] { return static_cast<std::int64_t>(self->core.step(to_hyperparameters(groups))); });
+           })
       .def("is_boundary", [](const Self& self) { return self->core.is_boundary(); })
-      .def("set_boundary", [](const Self& self, std::int64_t value) {
-        self->core.set_boundary(value < 0 ? std::nullopt : std::optional<bool>(value != 0));
-      })
-      .def("set_batch", [](const Self& self, std::int64_t micro, std::int64_t steps) {
-        translated([&] { set_batch(self->core, micro, steps); });
-      })
+      .def("set_boundary",
+           [](const Self& self, std::int64_t value) {
+             self->core.set_boundary(value < 0 ? std::nullopt : std::optional<bool>(value != 0));
+           })
+      .def("set_batch", [](const Self& self, std::int64_t micro,
+                           std::int64_t steps) { translated([&] { set_batch(self->core, micro, steps); }); })
       .def("counters", [](const Self& self) { return counters(self->core); })
       .def("grad_norm", [](const Self& self) { return self->core.grad_norm(); })
       .def("loss_scale", [](const Self& self) { return self->core.loss_scaler().scale(); })
       .def("overflow", [](const Self& self) { return self->core.overflow(); })
       .def("scaler_state", [](const Self& self) { return scaler_state(self->core.loss_scaler().state()); })
-      .def("load_scaler_state", [](const Self& self, const Numbers& state) {
-        translated([&] { self->core.loss_scaler().load_state(to_scaler_state(state)); });
-      })
+      .def("load_scaler_state",
+           [](const Self& self, const Numbers& state) {
+             translated([&] { self->core.loss_scaler().load_state(to_scaler_state(state)); });
+           })
       .def("memory_stats", [](const Self& self) { return memory_stats_json(self->core); })
       .def("plan", [](const Self& self) { return plan_json(self->core); })
       .def("start_timeline", [](const Self& self) { self->core.device().start_timeline(); })
       .def("timeline", [](const Self& self) { return timeline_json(self->core.device().take_timeline()); })
       .def("reset_peak", [](const Self& self) { self->core.reset_peaks(); })
-      .def("state_tensor", [](const Self& self, std::int64_t parameter, const std::string& key) {
-        return translated([&] { return self->core.state(static_cast<int>(parameter), key); });
-      })
-      .def("set_state_tensor", [](const Self& self, std::int64_t parameter, const std::string& key, const at::Tensor& value) {
-        translated([&] { self->core.set_state(static_cast<int>(parameter), key, value); });
-      })
-      .def("grad_tensor", [](const Self& self, std::int64_t parameter) {
-        return translated([&] { return self->core.gradient(static_cast<int>(parameter)); });
-      })
-      .def("set_grad_tensor", [](const Self& self, std::int64_t parameter, const at::Tensor& value) {
-        translated([&] { self->core.set_gradient(static_cast<int>(parameter), value); });
-      })
+      .def("state_tensor",
+           [](const Self& self, std::int64_t parameter, const std::string& key) {
+             return translated([&] { return self->core.state(static_cast<int>(parameter), key); });
+           })
+      .def("set_state_tensor",
+           [](const Self& self, std::int64_t parameter, const std::string& key, const at::Tensor& value) {
+             translated([&] { self->core.set_state(static_cast<int>(parameter), key, value); });
+           })
+      .def("grad_tensor",
+           [](const Self& self, std::int64_t parameter) {
+             return translated([&] { return self->core.gradient(static_cast<int>(parameter)); });
+           })
+      .def("set_grad_tensor",
+           [](const Self& self, std::int64_t parameter, const at::Tensor& value) {
+             translated([&] { self->core.set_gradient(static_cast<int>(parameter), value); });
+           })
       .def("state_keys", [](const Self& self) { return translated([&] { return self->core.state_names(); }); })
-      .def("param_step", [](const Self& self, std::int64_t parameter) {
-        return translated([&] { return self->core.parameter_step(static_cast<int>(parameter)); });
-      })
-      .def("set_param_step", [](const Self& self, std::int64_t parameter, std::int64_t step) {
-        translated([&] { self->core.parameter_step(static_cast<int>(parameter)) = step; });
-      })
+      .def("param_step",
+           [](const Self& self, std::int64_t parameter) {
+             return translated([&] { return self->core.parameter_step(static_cast<int>(parameter)); });
+           })
+      .def("set_param_step",
+           [](const Self& self, std::int64_t parameter, std::int64_t step) {
+             translated([&] { self->core.parameter_step(static_cast<int>(parameter)) = step; });
+           })
       .def("parameters_changed", [](const Self& self) { translated([&] { self->core.parameters_changed(); }); })
       .def("synchronize", [](const Self& self) { translated([&] { self->core.synchronize(); }); })
       .def("drop_gradients", [](const Self& self) { translated([&] { self->core.drop_gradients(); }); })
@@ -145,13 +158,16 @@ TORCH_LIBRARY(pannier, library) {
   library.class_<ScheduleHolder>("Schedule")
       .def(torch::init<std::string, std::string, std::vector<double>>())
       .def("step", [](const c10::intrusive_ptr<ScheduleHolder>& self) { self->schedule.step(); })
-      .def("step_to", [](const c10::intrusive_ptr<ScheduleHolder>& self, std::int64_t iteration) {
-        translated([&] { self->schedule.step_to(iteration); });
-      })
+      .def("step_to", [](const c10::intrusive_ptr<ScheduleHolder>& self,
+                         std::int64_t iteration) { translated([&] { self->schedule.step_to(iteration); }); })
       .def("lrs", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.lrs(); })
       .def("momenta", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return flat_momenta(self->schedule); })
       .def("iteration", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.last_iteration(); });
   define_engine(library);
+  library.class_<UpdateBench>("UpdateBench")
+      .def(torch::init<std::string, at::Tensor, at::Tensor>())
+      .def("step", &UpdateBench::step)
+      .def("weights", &UpdateBench::weights);
   library.def("host_report() -> str", [] { return host_report_text(); });
   library.def("set_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
     translated([&] { MemoryMeter::install().set_cap(static_cast<std::size_t>(nbytes)); });

@@ -1,5 +1,5 @@
-// Collectives behind one small interface, so that one rank and many ranks run the same engine. Only what the engine calls
-// is here; a group of many ranks implements it over torch.distributed.
+// Collectives behind one small interface, so that one rank and many ranks run the same engine. Only what the engine
+// calls is here; a group of many ranks implements it over torch.distributed.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ class Communicator {
 
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int world_size() const noexcept = 0;
-  /// Replaces each value by its sum over ranks: the one integer sum of a step, with the norm's limbs and the non-finite count.
+  /// Replaces each value by its sum over ranks: the one integer sum of a step, with the norm's limbs and the non-finite
+  /// count.
   virtual void sum(std::span<std::int64_t> values) = 0;
 };
 

@@ -11,7 +11,8 @@ ParallelFor torch_parallel_for() {
   };
 }
 
-void CpuCompute::update(kernels::Algorithm algorithm, kernels::StateFormat format, const std::vector<kernels::UpdateTask>& tasks) {
+void CpuCompute::update(kernels::Algorithm algorithm, kernels::StateFormat format,
+                        const std::vector<kernels::UpdateTask>& tasks) {
   kernels::update_all(algorithm, format, tasks, torch_parallel_for());
 }
 

@@ -1,5 +1,6 @@
-// Where the model computes. A Device allocates tensors for an owner, copies to and from host memory, counts its memory and
-// runs the kernels. CUDA is one; the metered CPU is another, on which the whole product runs and is measured without a GPU.
+// Where the model computes. A Device allocates tensors for an owner, copies to and from host memory, counts its memory
+// and runs the kernels. CUDA is one; the metered CPU is another, on which the whole product runs and is measured
+// without a GPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +35,8 @@ class Device {
   virtual void copy_on_device(void* to, const void* from, std::size_t nbytes) = 0;
   virtual void fill_zero(void* device, std::size_t nbytes) = 0;
   /// Adds a gradient on the device to an fp32 sum in host memory, or sets it where `first`.
-  virtual void add_to_host(float* host_sum, const void* device_grad, kernels::GradType type, std::int64_t numel, bool first) = 0;
+  virtual void add_to_host(float* host_sum, const void* device_grad, kernels::GradType type, std::int64_t numel,
+                           bool first) = 0;
   [[nodiscard]] virtual Compute& compute() = 0;
 
   [[nodiscard]] virtual DeviceMemory memory() const = 0;

@@ -11,8 +11,11 @@ namespace pannier {
 
 /// The kernels' name for a gradient's element type. Throws InternalError for a type that no parameter of ours has.
 [[nodiscard]] inline kernels::GradType grad_type_of(at::ScalarType dtype) {
-  PANNIER_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "a parameter that is neither fp32, fp16 nor bf16");
-  return dtype == at::kFloat ? kernels::GradType::kFp32 : dtype == at::kHalf ? kernels::GradType::kFp16 : kernels::GradType::kBf16;
+  PANNIER_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16,
+                "a parameter that is neither fp32, fp16 nor bf16");
+  return dtype == at::kFloat  ? kernels::GradType::kFp32
+         : dtype == at::kHalf ? kernels::GradType::kFp16
+                              : kernels::GradType::kBf16;
 }
 
 /// How parameters of this element type keep their master weight.

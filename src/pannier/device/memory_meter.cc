@@ -25,8 +25,8 @@ double now_seconds() {
 
 }  // namespace
 
-// Stands before the data, in what torch's own allocator gave, and says how it was counted. As large as the alignment that
-// torch promises, so that the data keeps it.
+// Stands before the data, in what torch's own allocator gave, and says how it was counted. As large as the alignment
+// that torch promises, so that the data keeps it.
 struct alignas(c10::gAlignment) MemoryMeter::Block {
   MemoryMeter* meter;
   std::size_t nbytes;
@@ -92,12 +92,13 @@ void MemoryMeter::free_block(void* data) noexcept {
 void MemoryMeter::count(Owner owner, std::size_t nbytes) {
   const std::lock_guard lock(counts_mutex_);
   if (memory_.cap != 0 && memory_.current + nbytes > memory_.cap) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false,
-                     fmt::format("CPU out of memory. Tried to allocate {} for {}: {} of {} in use ({} parameters, {} gradients, {} "
-                                 "optimizer states, {} activations).",
-                                 format_bytes(nbytes), to_string(owner), format_bytes(memory_.current), format_bytes(memory_.cap),
-                                 format_bytes(memory_.current_by_owner[0]), format_bytes(memory_.current_by_owner[1]),
-                                 format_bytes(memory_.current_by_owner[2]), format_bytes(memory_.current_by_owner[3])));
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, false,
+        fmt::format("CPU out of memory. Tried to allocate {} for {}: {} of {} in use ({} parameters, {} gradients, {} "
+                    "optimizer states, {} activations).",
+                    format_bytes(nbytes), to_string(owner), format_bytes(memory_.current), format_bytes(memory_.cap),
+                    format_bytes(memory_.current_by_owner[0]), format_bytes(memory_.current_by_owner[1]),
+                    format_bytes(memory_.current_by_owner[2]), format_bytes(memory_.current_by_owner[3])));
   }
   const auto index = static_cast<std::size_t>(owner);
   memory_.current += nbytes;
@@ -115,7 +116,8 @@ void MemoryMeter::uncount(Owner owner, std::size_t nbytes) noexcept {
 }
 
 void MemoryMeter::sample() noexcept {
-  const auto moved = memory_.current > last_sampled_ ? memory_.current - last_sampled_ : last_sampled_ - memory_.current;
+  const auto moved =
+      memory_.current > last_sampled_ ? memory_.current - last_sampled_ : last_sampled_ - memory_.current;
   if (!recording_ || moved < resolution_) {
     return;
   }

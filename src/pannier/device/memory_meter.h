@@ -28,15 +28,15 @@ using BytesByOwner = std::array<std::size_t, kNumOwners>;
 /// Device memory in bytes, as requested from the allocator.
 struct DeviceMemory {
   std::size_t current = 0;
-  std::size_t peak = 0;                     ///< Since the last reset.
-  std::size_t cap = 0;                      ///< 0: none.
+  std::size_t peak = 0;  ///< Since the last reset.
+  std::size_t cap = 0;   ///< 0: none.
   BytesByOwner current_by_owner{};
-  BytesByOwner peak_by_owner{};             ///< Each owner's own peak; they need not coincide.
+  BytesByOwner peak_by_owner{};  ///< Each owner's own peak; they need not coincide.
 };
 
 /// One moment of a run.
 struct MemorySample {
-  double seconds = 0;                       ///< Since the timeline was started.
+  double seconds = 0;  ///< Since the timeline was started.
   BytesByOwner by_owner{};
 };
 
@@ -51,7 +51,9 @@ class MemoryMeter final : public c10::Allocator {
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
   /// Whether a storage's memory was served, and so counted, by this meter.
-  [[nodiscard]] bool counts(const c10::DataPtr& data) const noexcept { return data.get_deleter() == &MemoryMeter::free_block; }
+  [[nodiscard]] bool counts(const c10::DataPtr& data) const noexcept {
+    return data.get_deleter() == &MemoryMeter::free_block;
+  }
 
   /// Refuses allocations that would take the total above `nbytes` with torch's out-of-memory error; 0 lifts the cap.
   /// Throws ConfigError if more is in use already.
@@ -74,7 +76,7 @@ class MemoryMeter final : public c10::Allocator {
   void sample() noexcept;
 
   c10::Allocator& inner_;
-  mutable std::mutex counts_mutex_;         ///< Guards everything below.
+  mutable std::mutex counts_mutex_;  ///< Guards everything below.
   DeviceMemory memory_;
   bool recording_ = false;
   std::size_t resolution_ = 0;

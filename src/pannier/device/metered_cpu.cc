@@ -28,7 +28,8 @@ class MeteredCpu final : public Device {
 
   void copy_on_device(void* to, const void* from, std::size_t nbytes) override { copy(to, from, nbytes); }
 
-  void add_to_host(float* host_sum, const void* device_grad, kernels::GradType type, std::int64_t numel, bool first) override {
+  void add_to_host(float* host_sum, const void* device_grad, kernels::GradType type, std::int64_t numel,
+                   bool first) override {
     compute_.accumulate(host_sum, device_grad, type, numel, first);
   }
 
@@ -45,13 +46,17 @@ class MeteredCpu final : public Device {
   void start_timeline() override { meter_.start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.take_timeline(); }
 
-  [[nodiscard]] bool counts(const at::Tensor& tensor) const override { return meter_.counts(tensor.storage().data_ptr()); }
+  [[nodiscard]] bool counts(const at::Tensor& tensor) const override {
+    return meter_.counts(tensor.storage().data_ptr());
+  }
 
  private:
   static void copy(void* to, const void* from, std::size_t nbytes) {
-    torch_parallel_for()(static_cast<std::int64_t>(nbytes), kCopyGrain, [to, from](std::int64_t begin, std::int64_t end) {
-      std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, static_cast<std::size_t>(end - begin));
-    });
+    torch_parallel_for()(static_cast<std::int64_t>(nbytes), kCopyGrain,
+                         [to, from](std::int64_t begin, std::int64_t end) {
+                           std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                                       static_cast<std::size_t>(end - begin));
+                         });
   }
 
   MemoryMeter& meter_ = MemoryMeter::install();

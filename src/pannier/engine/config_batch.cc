@@ -115,8 +115,8 @@ void Config::require_supported() const {
     }
   };
   refuse(zero.optimizer_home == Home::kNvme,
-         "zero_optimization.offload_optimizer.device: this version keeps optimizer states on the device or in host "
-         "memory; use \"cpu\"");
+         "zero_optimization.offload_optimizer.device \"nvme\": this version keeps optimizer states on the device or in "
+         "host memory; use \"cpu\"");
   refuse(zero.param_home != Home::kDevice,
          "zero_optimization.offload_param.device: this version keeps parameters on the device; use \"none\"");
   refuse(zero.ratio < 1.0,

@@ -27,14 +27,16 @@ std::vector<double> lrs_of(const std::vector<kernels::Hyperparameters>& groups) 
 }
 
 // Names every parameter once, by the first of its names, and finds its group.
-EngineInputs inputs_of(const torch::nn::Module& module, const Config& config, const std::vector<ParameterGroup>& groups) {
+EngineInputs inputs_of(const torch::nn::Module& module, const Config& config,
+                       const std::vector<ParameterGroup>& groups) {
   EngineInputs inputs;
   std::unordered_map<const c10::TensorImpl*, int> group_of;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     inputs.groups.push_back(groups[g].hyper);
     for (const auto& parameter : groups[g].parameters) {
       if (!group_of.emplace(parameter.unsafeGetTensorImpl(), static_cast<int>(g)).second) {
-        throw ConfigError(fmt::format("a parameter of {} elements is in two parameter groups, or twice in group {}", parameter.numel(), g));
+        throw ConfigError(fmt::format("a parameter of {} elements is in two parameter groups, or twice in group {}",
+                                      parameter.numel(), g));
       }
     }
   }
@@ -67,7 +69,8 @@ BatchSizes batch_of(const Config& config) {
   return batch;
 }
 
-std::vector<ParameterGroup> or_default(const torch::nn::Module& module, const Config& config, std::vector<ParameterGroup> groups) {
+std::vector<ParameterGroup> or_default(const torch::nn::Module& module, const Config& config,
+                                       std::vector<ParameterGroup> groups) {
   config.require_resolved(config.optimizer.has_value(), config.scheduler.has_value());
   return groups.empty() && config.optimizer ? one_group(module, config.optimizer->hyper) : std::move(groups);
 }
@@ -85,7 +88,8 @@ std::vector<kernels::Hyperparameters> hyper_of(const std::vector<ParameterGroup>
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups)
     : module_(std::move(module)),
       hyper_(hyper_of(groups)),
-      schedule_(config.scheduler ? std::optional<Schedule>(std::in_place, config.scheduler->type, config.scheduler->options, lrs_of(hyper_))
+      schedule_(config.scheduler ? std::optional<Schedule>(std::in_place, config.scheduler->type,
+                                                           config.scheduler->options, lrs_of(hyper_))
                                  : std::nullopt),
       core_(config, inputs_of(*module_, config, groups), batch_of(config)) {
   use_schedule();
@@ -133,7 +137,8 @@ void Engine::set_hyperparameters(std::size_t group, const kernels::Hyperparamete
   hyper_[group] = hyper;
 }
 
-std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups) {
+std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,
+                                   std::vector<ParameterGroup> groups) {
   if (module == nullptr) {
     throw ConfigError("initialize() needs a module");
   }

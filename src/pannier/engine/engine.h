@@ -37,8 +37,8 @@ class Engine {
   /// Runs backward from a loss of one element; gradients go to the engine. Returns the loss divided by the accumulation
   /// steps. Throws ConfigError, and what the graph throws; the accumulation window is then dropped.
   at::Tensor backward(const at::Tensor& loss, bool retain_graph = false);
-  /// Ends a micro-batch; at the window's end updates the parameters and advances the schedule. Throws ConfigError for a call
-  /// out of order, and LossScaleError.
+  /// Ends a micro-batch; at the window's end updates the parameters and advances the schedule. Throws ConfigError for a
+  /// call out of order, and LossScaleError.
   StepOutcome step();
 
   [[nodiscard]] bool is_gradient_accumulation_boundary() const noexcept { return core_.is_boundary(); }
@@ -61,16 +61,17 @@ class Engine {
   EngineCore core_;
 };
 
-/// Makes an engine for `module` with the optimizer and schedule of the configuration. Without `groups`, all parameters that
-/// require a gradient are one group. The module's parameters become views of the engine's buckets, in the configured type.
-/// Throws ConfigError or OutOfMemoryError before anything is changed.
+/// Makes an engine for `module` with the optimizer and schedule of the configuration. Without `groups`, all parameters
+/// that require a gradient are one group. The module's parameters become views of the engine's buckets, in the
+/// configured type. Throws ConfigError or OutOfMemoryError before anything is changed.
 [[nodiscard]] std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,
                                                  std::vector<ParameterGroup> groups = {});
 
 /// The same for a module holder, such as those that TORCH_MODULE makes.
 template <class Holder>
   requires requires(const Holder& holder) { holder.ptr(); }
-[[nodiscard]] std::unique_ptr<Engine> initialize(const Holder& holder, const Config& config, std::vector<ParameterGroup> groups = {}) {
+[[nodiscard]] std::unique_ptr<Engine> initialize(const Holder& holder, const Config& config,
+                                                 std::vector<ParameterGroup> groups = {}) {
   return initialize(std::shared_ptr<torch::nn::Module>(holder.ptr()), config, std::move(groups));
 }
 

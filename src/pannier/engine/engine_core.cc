@@ -23,8 +23,8 @@ at::ScalarType scalar_type_of(Dtype dtype) {
 
 }  // namespace
 
-PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm, const std::vector<kernels::Hyperparameters>& groups,
-                           std::int64_t accumulation_steps) {
+PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
+                           const std::vector<kernels::Hyperparameters>& groups, std::int64_t accumulation_steps) {
   PartsOptions options;
   options.stage = config.zero.stage;
   options.optimizer_home = config.zero.optimizer_home;
@@ -40,8 +40,12 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm, c
 }
 
 EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
-    : config_(std::move(config)), batch_(batch), device_(make_metered_cpu()), num_groups_(inputs.groups.size()),
-      scaler_(config_.effective_loss_scale()), process_(getpid()) {
+    : config_(std::move(config)),
+      batch_(batch),
+      device_(make_metered_cpu()),
+      num_groups_(inputs.groups.size()),
+      scaler_(config_.effective_loss_scale()),
+      process_(getpid()) {
   config_.require_supported();
   check_inputs(inputs);
   HostMemoryOptions host;
@@ -78,7 +82,8 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   if (inputs.algorithm) {
     algorithm_ = *inputs.algorithm;
     steps_.resize(parameters.size());
-    parts_ = std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, std::move(parameters), std::move(names)));
+    parts_ =
+        std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, std::move(parameters), std::move(names)));
     parts_->reducer->on_unannounced([this] { begin_unannounced_backward(); });
   }
   if (config_.pannier.device_memory_nbytes) {
@@ -95,13 +100,15 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
     const at::Tensor& parameter = inputs.parameters[i];
     const std::string& name = inputs.names[i];
     if (parameter.device() != device_->torch_device()) {
-      throw ConfigError(fmt::format("parameter {} is on {}, expected {}", name, parameter.device().str(), device_->torch_device().str()));
+      throw ConfigError(fmt::format("parameter {} is on {}, expected {}", name, parameter.device().str(),
+                                    device_->torch_device().str()));
     }
     if (parameter.layout() != at::kStrided) {
       throw ConfigError(fmt::format("parameter {} is sparse, expected a dense tensor", name));
     }
     if (inputs.group_of[i] >= static_cast<int>(inputs.groups.size())) {
-      throw ConfigError(fmt::format("parameter {} is in group {} of {}", name, inputs.group_of[i], inputs.groups.size()));
+      throw ConfigError(
+          fmt::format("parameter {} is in group {} of {}", name, inputs.group_of[i], inputs.groups.size()));
     }
     if (inputs.group_of[i] < 0 || !parameter.requires_grad() || !inputs.algorithm) {
       continue;
@@ -110,13 +117,15 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
       throw ConfigError(fmt::format("parameter {} is the result of a computation, expected a leaf", name));
     }
     if (GradientHook::is_hooked(parameter)) {
-      throw ConfigError(fmt::format("parameter {}: the model is already managed by an engine; call its destroy() first", name));
+      throw ConfigError(
+          fmt::format("parameter {}: the model is already managed by an engine; call its destroy() first", name));
     }
     const at::ScalarType dtype = parameter.scalar_type();
     const bool convertible = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
     if (!convertible || (config_.dtype == Dtype::kFp32 && dtype != at::kFloat)) {
-      throw ConfigError(fmt::format("parameter {} is {}, expected Float{}", name, c10::toString(dtype),
-                                    convertible ? "; to train in 16 bits set \"bf16\": {\"enabled\": true} or the same of \"fp16\"" : ""));
+      throw ConfigError(fmt::format(
+          "parameter {} is {}, expected Float{}", name, c10::toString(dtype),
+          convertible ? "; to train in 16 bits set \"bf16\": {\"enabled\": true} or the same of \"fp16\"" : ""));
     }
   }
 }
@@ -164,7 +173,8 @@ void EngineCore::require_open() const {
 
 int EngineCore::managed_index(int parameter) const {
   require_open();
-  PANNIER_CHECK(parameter >= 0 && parameter < static_cast<int>(managed_of_.size()), fmt::format("parameter {}", parameter));
+  PANNIER_CHECK(parameter >= 0 && parameter < static_cast<int>(managed_of_.size()),
+                fmt::format("parameter {}", parameter));
   const int index = managed_of_[static_cast<std::size_t>(parameter)];
   if (index < 0) {
     throw ConfigError(fmt::format("parameter {} is not trained by this engine, so it has no state", parameter));
@@ -184,8 +194,9 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
     throw ConfigError("backward() needs an optimizer; this engine was initialized without one");
   }
   if (loss.numel() != 1 || !loss.requires_grad()) {
-    throw ConfigError(fmt::format("backward() takes a loss of one element that depends on the parameters, got {} elements{}",
-                                  loss.numel(), loss.requires_grad() ? "" : " that require no gradient"));
+    throw ConfigError(
+        fmt::format("backward() takes a loss of one element that depends on the parameters, got {} elements{}",
+                    loss.numel(), loss.requires_grad() ? "" : " that require no gradient"));
   }
   if (parts_->reducer->in_backward()) {
     parts_->reducer->end_backward();
@@ -220,7 +231,8 @@ at::Tensor EngineCore::scale(const at::Tensor& loss) {
 void EngineCore::begin_unannounced_backward() {
   if (batch_.accumulation > 1 || scaler_.scale() != 1.0) {
     throw ConfigError(
-        "loss.backward() was called without the engine, which must divide the loss by the accumulation steps and multiply it by the "
+        "loss.backward() was called without the engine, which must divide the loss by the accumulation steps and "
+        "multiply it by the "
         "loss scale; call engine.backward(loss), or engine.scale(loss).backward()");
   }
   parts_->reducer->begin_backward(is_boundary());
@@ -236,7 +248,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   }
   if (std::exchange(broken_, false)) {
     drop_gradients();
-    throw ConfigError("step() after a backward that failed: the gradients of its accumulation window were dropped, nothing was updated");
+    throw ConfigError(
+        "step() after a backward that failed: the gradients of its accumulation window were dropped, nothing was "
+        "updated");
   }
   GradientReducer& reducer = *parts_->reducer;
   if (!reducer.window_has_backward()) {
@@ -275,7 +289,8 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
 
 double EngineCore::find_factor(const GradientSummary& summary, bool skip) {
   const double scale = scaler_.scale();
-  const double norm = summary.num_nonfinite > 0 ? std::numeric_limits<double>::infinity() : std::sqrt(summary.sum_of_squares) / scale;
+  const double norm =
+      summary.num_nonfinite > 0 ? std::numeric_limits<double>::infinity() : std::sqrt(summary.sum_of_squares) / scale;
   grad_norm_ = norm;
   const double clip = config_.gradient_clipping;
   // The same coefficient as torch.nn.utils.clip_grad_norm_; a norm that is not finite can't guide it.
@@ -287,8 +302,8 @@ void EngineCore::skip_step(const GradientSummary& summary) {
   ++counters_.skipped_steps;
   const int first = summary.first_nonfinite_parameter;
   const std::string name = first < 0 ? "a parameter of another rank" : parts_->parameters->name(first);
-  log::warning(fmt::format("step {} skipped: {} gradient elements are not finite, first in {}; loss scale {}", counters_.global_steps,
-                           summary.num_nonfinite, name, scaler_.scale()));
+  log::warning(fmt::format("step {} skipped: {} gradient elements are not finite, first in {}; loss scale {}",
+                           counters_.global_steps, summary.num_nonfinite, name, scaler_.scale()));
   scaler_.update(true, name);
 }
 
@@ -296,8 +311,9 @@ void EngineCore::require_all_used() {
   for (std::size_t i = 0; i < steps_.size() && !config_.zero.ignore_unused_parameters; ++i) {
     if (!parts_->reducer->used(static_cast<int>(i))) {
       drop_gradients();
-      throw ConfigError(fmt::format("parameter {} got no gradient, and zero_optimization.ignore_unused_parameters is false",
-                                    parts_->parameters->name(static_cast<int>(i))));
+      throw ConfigError(
+          fmt::format("parameter {} got no gradient, and zero_optimization.ignore_unused_parameters is false",
+                      parts_->parameters->name(static_cast<int>(i))));
     }
   }
 }
@@ -330,7 +346,9 @@ std::vector<std::string> EngineCore::state_names() const {
   return parts_ ? parts_->pipeline->state_names() : std::vector<std::string>{};
 }
 
-std::int64_t& EngineCore::parameter_step(int parameter) { return steps_[static_cast<std::size_t>(managed_index(parameter))]; }
+std::int64_t& EngineCore::parameter_step(int parameter) {
+  return steps_[static_cast<std::size_t>(managed_index(parameter))];
+}
 
 std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   const c10::NoGradGuard no_grad;
@@ -345,7 +363,8 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   const Segment& segment = parts_->layout->segment_of(index);
   const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
   at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(device_->torch_device()));
-  parts_->gradients->compute().accumulate(flat.data_ptr<float>(), static_cast<const char*>(view.data) + nbytes_of(segment.offset, width),
+  parts_->gradients->compute().accumulate(flat.data_ptr<float>(),
+                                          static_cast<const char*>(view.data) + nbytes_of(segment.offset, width),
                                           view.type, segment.numel, true);
   return parts_->parameters->view_like_parameter(flat.div_(scaler_.scale()), index).clone();
 }
@@ -365,9 +384,11 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
   const GradientView view = parts_->gradients->view(parts_->layout->bucket_of(index));
   const Segment& segment = parts_->layout->segment_of(index);
   const bool wide = view.type == kernels::GradType::kFp32;
-  const at::Tensor flat = at::empty({segment.numel}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
+  const at::Tensor flat =
+      at::empty({segment.numel}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
   parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * scaler_.scale());
-  parts_->path->write_state(static_cast<char*>(view.data) + nbytes_of(segment.offset, wide ? 4 : 2), flat.data_ptr(), flat.nbytes());
+  parts_->path->write_state(static_cast<char*>(view.data) + nbytes_of(segment.offset, wide ? 4 : 2), flat.data_ptr(),
+                            flat.nbytes());
 }
 
 void EngineCore::parameters_changed() {

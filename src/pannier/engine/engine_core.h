@@ -1,5 +1,6 @@
-// The engine without a module: parameters, their gradients and one optimizer step at a time. Python's engine and the C++
-// Engine are thin coats over it. The step reads like the paper: finish the reduction, look at the norm, decide once, update.
+// The engine without a module: parameters, their gradients and one optimizer step at a time. Python's engine and the
+// C++ Engine are thin coats over it. The step reads like the paper: finish the reduction, look at the norm, decide
+// once, update.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,18 +21,19 @@ namespace pannier {
 
 /// What an engine is built from besides the configuration.
 struct EngineInputs {
-  std::vector<std::string> names;               ///< Of every parameter of the model, each once.
+  std::vector<std::string> names;  ///< Of every parameter of the model, each once.
   std::vector<at::Tensor> parameters;
-  std::vector<int> group_of;                    ///< Parameter group of each; -1: not trained by this engine.
+  std::vector<int> group_of;  ///< Parameter group of each; -1: not trained by this engine.
   std::vector<kernels::Hyperparameters> groups;
   std::optional<kernels::Algorithm> algorithm;  ///< Empty: no optimizer, the model only runs forward.
   double initial_accumulator_value = 0.0;
-  std::vector<at::Tensor> buffers;              ///< Of the model; moved into counted memory, their type kept.
+  std::vector<at::Tensor> buffers;  ///< Of the model; moved into counted memory, their type kept.
 };
 
 /// What a configuration means for the parts of an engine.
 [[nodiscard]] PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
-                                         const std::vector<kernels::Hyperparameters>& groups, std::int64_t accumulation_steps);
+                                         const std::vector<kernels::Hyperparameters>& groups,
+                                         std::int64_t accumulation_steps);
 
 /// How a call of step() ended.
 enum class StepOutcome : std::uint8_t { kAccumulating = 0, kApplied = 1, kSkipped = 2 };
@@ -47,15 +49,15 @@ struct Counters {
 /// Trains a set of parameters. One thread at a time.
 class EngineCore {
  public:
-  /// Checks everything, then prints nothing, allocates, and moves the parameters. Throws ConfigError (what the user wrote),
-  /// OutOfMemoryError (a plan that exceeds a budget), before anything is changed.
+  /// Checks everything, then prints nothing, allocates, and moves the parameters. Throws ConfigError (what the user
+  /// wrote), OutOfMemoryError (a plan that exceeds a budget), before anything is changed.
   EngineCore(Config config, EngineInputs inputs, BatchSizes batch);
   ~EngineCore();
   EngineCore(const EngineCore&) = delete;
   EngineCore& operator=(const EngineCore&) = delete;
 
-  /// Opens a backward for `loss` (one element, with a graph). Returns the loss divided by the accumulation steps (which is
-  /// what callers report) and what `.backward()` is to be called on (loss scale included).
+  /// Opens a backward for `loss` (one element, with a graph). Returns the loss divided by the accumulation steps (which
+  /// is what callers report) and what `.backward()` is to be called on (loss scale included).
   [[nodiscard]] std::pair<at::Tensor, at::Tensor> begin_backward(const at::Tensor& loss, bool scale_by_accumulation);
   void end_backward();
   /// A backward threw: drops the whole window; the next step() says so.
@@ -63,8 +65,8 @@ class EngineCore {
   /// For a loss whose `.backward()` the caller runs itself.
   [[nodiscard]] at::Tensor scale(const at::Tensor& loss);
 
-  /// Ends a micro-batch; at the window's end, updates. `groups`: each group's values for this step. Throws ConfigError for
-  /// a call out of order, and LossScaleError.
+  /// Ends a micro-batch; at the window's end, updates. `groups`: each group's values for this step. Throws ConfigError
+  /// for a call out of order, and LossScaleError.
   StepOutcome step(const std::vector<kernels::Hyperparameters>& groups);
 
   /// Whether the next step() ends the accumulation window.
@@ -82,8 +84,8 @@ class EngineCore {
   [[nodiscard]] bool overflow() const noexcept { return overflow_; }
   [[nodiscard]] const Config& config() const noexcept { return config_; }
 
-  /// An fp32 copy of a state of a parameter (by its index in the inputs): "fp32_param" or one of state_names(). ConfigError
-  /// for a parameter that this engine does not train.
+  /// An fp32 copy of a state of a parameter (by its index in the inputs): "fp32_param" or one of state_names().
+  /// ConfigError for a parameter that this engine does not train.
   [[nodiscard]] at::Tensor state(int parameter, const std::string& name);
   void set_state(int parameter, const std::string& name, const at::Tensor& value);
   [[nodiscard]] std::vector<std::string> state_names() const;
@@ -130,21 +132,21 @@ class EngineCore {
   std::unique_ptr<Device> device_;
   std::unique_ptr<HostMemory> host_memory_;
   MemoryPlan plan_;
-  std::vector<int> managed_of_;           ///< Input index to index in the parts, -1 for what is not trained.
-  std::vector<int> group_of_;             ///< By index in the parts.
+  std::vector<int> managed_of_;  ///< Input index to index in the parts, -1 for what is not trained.
+  std::vector<int> group_of_;    ///< By index in the parts.
   std::size_t num_groups_ = 0;
   kernels::Algorithm algorithm_ = kernels::Algorithm::kAdamW;
-  std::unique_ptr<Parts> parts_;          ///< Null without an optimizer.
-  std::vector<std::int64_t> steps_;       ///< Updates of each parameter in the parts.
+  std::unique_ptr<Parts> parts_;     ///< Null without an optimizer.
+  std::vector<std::int64_t> steps_;  ///< Updates of each parameter in the parts.
   LossScaler scaler_;
   Counters counters_;
   std::int64_t micro_in_window_ = 0;
   std::optional<bool> boundary_;
   std::optional<double> grad_norm_;
   bool overflow_ = false;
-  bool broken_ = false;                   ///< A backward of this window threw.
+  bool broken_ = false;  ///< A backward of this window threw.
   bool closed_ = false;
-  int process_ = 0;                       ///< The process that built it; a forked child does nothing.
+  int process_ = 0;  ///< The process that built it; a forked child does nothing.
 };
 
 }  // namespace pannier

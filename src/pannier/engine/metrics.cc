@@ -10,7 +10,8 @@ using Json = nlohmann::ordered_json;
 Json device_json(const DeviceMemory& memory) {
   Json owners = Json::object();
   for (std::size_t i = 0; i < kNumOwners; ++i) {
-    owners[to_string(static_cast<Owner>(i))] = {{"current", memory.current_by_owner[i]}, {"peak", memory.peak_by_owner[i]}};
+    owners[to_string(static_cast<Owner>(i))] = {{"current", memory.current_by_owner[i]},
+                                                {"peak", memory.peak_by_owner[i]}};
   }
   return {{"current", memory.current}, {"peak", memory.peak}, {"cap", memory.cap}, {"by_owner", owners}};
 }

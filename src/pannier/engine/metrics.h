@@ -10,7 +10,8 @@
 
 namespace pannier {
 
-/// {"device": {"current", "peak", "cap", "by_owner": {owner: {"current", "peak"}}}, "host": {...}, "nvme": {...}}, in bytes.
+/// {"device": {"current", "peak", "cap", "by_owner": {owner: {"current", "peak"}}}, "host": {...}, "nvme": {...}}, in
+/// bytes.
 [[nodiscard]] std::string memory_stats_json(EngineCore& engine);
 
 /// The device's half of the above, which needs no engine.

@@ -28,13 +28,13 @@ struct HostBucketLayout {
   std::size_t nbytes = 0;  ///< Of the whole bucket.
 };
 
-/// Lays the arrays of a bucket of `numel` elements one after the other. Arrays of some MiB are set apart by a few KiB, since
-/// streams whose distance is a power of two fall on the same DRAM banks and halve the update's speed.
+/// Lays the arrays of a bucket of `numel` elements one after the other. Arrays of some MiB are set apart by a few KiB,
+/// since streams whose distance is a power of two fall on the same DRAM banks and halve the update's speed.
 [[nodiscard]] constexpr HostBucketLayout host_bucket_layout(const StateShape& shape, std::int64_t numel) noexcept {
   constexpr std::int64_t kLargeNumel = std::int64_t{1} << 20;
   constexpr std::size_t kGapNbytes = std::size_t{8} << 10;
-  const std::array<std::size_t, 4> widths{shape.num_states < 1 ? 0U : 4U, shape.num_states < 2 ? 0U : 4U, shape.rest_nbytes,
-                                          shape.param_nbytes};
+  const std::array<std::size_t, 4> widths{shape.num_states < 1 ? 0U : 4U, shape.num_states < 2 ? 0U : 4U,
+                                          shape.rest_nbytes, shape.param_nbytes};
   HostBucketLayout layout;
   for (std::size_t i = 0; i < widths.size(); ++i) {
     layout.offsets[i] = layout.nbytes;

@@ -49,7 +49,9 @@ class HostPath final : public UpdatePath {
 
  private:
   [[nodiscard]] std::size_t width() const { return c10::elementSize(buckets_.dtype()); }
-  [[nodiscard]] void* at(void* base, std::int64_t element) const { return static_cast<char*>(base) + nbytes_of(element, width()); }
+  [[nodiscard]] void* at(void* base, std::int64_t element) const {
+    return static_cast<char*>(base) + nbytes_of(element, width());
+  }
 
   Device& device_;
   const ParameterBuckets& buckets_;

@@ -1,6 +1,6 @@
 // How a bucket is updated: `device` (states rest on the device and are updated there) or `host` (the gradient is on the
-// host, a SIMD kernel updates there, the new parameter travels back). Both run the same arithmetic, so a path changes when
-// and where, never what.
+// host, a SIMD kernel updates there, the new parameter travels back). Both run the same arithmetic, so a path changes
+// when and where, never what.
 #pragma once
 
 #include <ATen/core/Tensor.h>

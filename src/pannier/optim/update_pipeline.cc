@@ -73,7 +73,8 @@ void UpdatePipeline::set_master_from_parameter(const Segment& segment, const Sta
       break;
     case kernels::StateFormat::kFp16:
       parts_.path.compute().accumulate(at_element<float>(view.rest, segment.offset),
-                                       at_element(view.param, segment.offset, 2), kernels::GradType::kFp16, segment.numel, true);
+                                       at_element(view.param, segment.offset, 2), kernels::GradType::kFp16,
+                                       segment.numel, true);
       break;
     case kernels::StateFormat::kBf16:
       // The rest belongs to the value before the edit; with it the join would be another number, or NaN.
@@ -108,7 +109,8 @@ void UpdatePipeline::apply(const std::vector<std::optional<kernels::UpdateCoeffi
         updated.push_back(segment.parameter);
         continue;
       }
-      PANNIER_CHECK(gradient.data != nullptr, fmt::format("no gradient for bucket {} of parameter {}", b, segment.parameter));
+      PANNIER_CHECK(gradient.data != nullptr,
+                    fmt::format("no gradient for bucket {} of parameter {}", b, segment.parameter));
       updated.push_back(segment.parameter);
       const std::size_t grad_width = gradient.type == kernels::GradType::kFp32 ? 4 : 2;
       tasks.push_back({*constants,

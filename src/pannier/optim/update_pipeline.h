@@ -1,5 +1,5 @@
-// Runs the update over all buckets in forward order (the parameters that the next forward needs first come first): state
-// in, update, parameter out. Also the one place that knows how a master weight is made of what is stored.
+// Runs the update over all buckets in forward order (the parameters that the next forward needs first come first):
+// state in, update, parameter out. Also the one place that knows how a master weight is made of what is stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,8 +47,8 @@ class UpdatePipeline {
   /// Makes the model's values of these parameters the master weights: what somebody wrote into them counts as exact.
   void take_edits(const std::vector<int>& parameters);
 
-  /// A copy of an fp32 state of a parameter, in its shape: one of state_names(), or "fp32_param". Throws ConfigError for
-  /// another name.
+  /// A copy of an fp32 state of a parameter, in its shape: one of state_names(), or "fp32_param". Throws ConfigError
+  /// for another name.
   [[nodiscard]] at::Tensor read(int parameter, const std::string& name);
   /// The opposite. Throws ConfigError where the shape differs.
   void write(int parameter, const std::string& name, const at::Tensor& value);

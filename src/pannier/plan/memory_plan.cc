@@ -24,15 +24,16 @@ std::string nearest_fit(const MemoryPlanInput& input, const MemoryBudget& budget
     other.optimizer_home = home;
     const MemoryPlan plan = plan_memory(other);
     if (home != input.optimizer_home && fits(plan, budget)) {
-      return fmt::format("zero_optimization.offload_optimizer.device \"{}\" would need {} of device and {} of host memory, which fits",
-                         to_string(home), format_bytes(plan.device()), format_bytes(plan.host()));
+      return fmt::format(
+          "zero_optimization.offload_optimizer.device \"{}\" would need {} of device and {} of host memory, which fits",
+          to_string(home), format_bytes(plan.device()), format_bytes(plan.host()));
     }
   }
   MemoryPlanInput other = input;
   other.optimizer_home = Home::kHost;
   const MemoryPlan smallest = plan_memory(other);
-  return fmt::format("the least that can train this model is {} of device and {} of host memory", format_bytes(smallest.device()),
-                     format_bytes(smallest.host()));
+  return fmt::format("the least that can train this model is {} of device and {} of host memory",
+                     format_bytes(smallest.device()), format_bytes(smallest.host()));
 }
 
 }  // namespace
@@ -52,7 +53,8 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
       states += host_bucket_layout(shape, bucket_numel).nbytes;
     }
     plan.host_optimizer_states = round_to_page(states, input.host_page_nbytes);
-    plan.host_gradients = round_to_page(nbytes_of(numel, input.accumulates ? 4U : shape.param_nbytes), input.host_page_nbytes);
+    plan.host_gradients =
+        round_to_page(nbytes_of(numel, input.accumulates ? 4U : shape.param_nbytes), input.host_page_nbytes);
   }
   return plan;
 }
@@ -64,7 +66,8 @@ void require_fit(const MemoryPlanInput& input, const MemoryBudget& budget) {
   }
   const bool device_is_short = budget.device_nbytes != 0 && plan.device() > budget.device_nbytes;
   throw OutOfMemoryError(fmt::format(
-      "{} out of memory. The plan needs {} of {} memory before activations ({} parameters, {} gradients, {} optimizer states), and {} "
+      "{} out of memory. The plan needs {} of {} memory before activations ({} parameters, {} gradients, {} optimizer "
+      "states), and {} "
       "are allowed; nothing was allocated. Nearest that fits: {}.",
       device_is_short ? "Device" : "Host", format_bytes(device_is_short ? plan.device() : plan.host()),
       device_is_short ? "device" : "host", format_bytes(device_is_short ? plan.device_parameters : 0),

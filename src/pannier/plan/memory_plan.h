@@ -1,5 +1,5 @@
-// What training will hold, predicted before anything is allocated: a pure function of numbers. Exact to the byte for what
-// Pannier itself allocates; activations belong to the model and are known only after the first step.
+// What training will hold, predicted before anything is allocated: a pure function of numbers. Exact to the byte for
+// what Pannier itself allocates; activations belong to the model and are known only after the first step.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,22 @@ struct MemoryPlanInput {
   std::vector<std::int64_t> bucket_numels;  ///< Elements of each bucket's shard, padding included.
   StateShape shape;
   Home optimizer_home = Home::kDevice;
-  bool accumulates = false;                 ///< Gradients of several micro-batches add up in fp32.
-  std::size_t unmanaged_nbytes = 0;         ///< Frozen parameters and buffers of the model, on the device.
-  std::size_t host_page_nbytes = 4096;      ///< Host slabs are rounded up to it.
+  bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.
+  std::size_t unmanaged_nbytes = 0;     ///< Frozen parameters and buffers of the model, on the device.
+  std::size_t host_page_nbytes = 4096;  ///< Host slabs are rounded up to it.
 };
 
 /// Predicted bytes at the peak of each owner.
 struct MemoryPlan {
-  std::size_t device_parameters = 0;        ///< Buckets, frozen parameters and buffers.
+  std::size_t device_parameters = 0;  ///< Buckets, frozen parameters and buffers.
   std::size_t device_gradients = 0;
   std::size_t device_optimizer_states = 0;
-  std::size_t host_optimizer_states = 0;    ///< With the host's copy of the parameters.
+  std::size_t host_optimizer_states = 0;  ///< With the host's copy of the parameters.
   std::size_t host_gradients = 0;
 
-  [[nodiscard]] std::size_t device() const noexcept { return device_parameters + device_gradients + device_optimizer_states; }
+  [[nodiscard]] std::size_t device() const noexcept {
+    return device_parameters + device_gradients + device_optimizer_states;
+  }
   [[nodiscard]] std::size_t host() const noexcept { return host_optimizer_states + host_gradients; }
 };
 
@@ -43,8 +45,9 @@ struct MemoryBudget {
   std::size_t host_nbytes = 0;
 };
 
-/// Throws OutOfMemoryError where the plan exceeds a budget, saying by how much and the nearest plan that fits (the other
-/// homes of `input` are tried); activations are not counted, so a plan that passes may still meet the cap in a step.
+/// Throws OutOfMemoryError where the plan exceeds a budget, saying by how much and the nearest plan that fits (the
+/// other homes of `input` are tried); activations are not counted, so a plan that passes may still meet the cap in a
+/// step.
 void require_fit(const MemoryPlanInput& input, const MemoryBudget& budget);
 
 /// The plan as a table for people, a line an owner and tier.

@@ -78,9 +78,15 @@ class DeviceGradients final : public GradientStore {
 
 class HostGradients final : public GradientStore {
  public:
-  HostGradients(Device& device, HostMemory& memory, const std::vector<std::int64_t>& bucket_numels, GradientStoreOptions options)
-      : device_(device), memory_(memory), options_(options), numels_(bucket_numels), held_(bucket_numels.size(), Held::kNothing),
-        addresses_(bucket_numels.size()), sums_(bucket_numels.size()) {
+  HostGradients(Device& device, HostMemory& memory, const std::vector<std::int64_t>& bucket_numels,
+                GradientStoreOptions options)
+      : device_(device),
+        memory_(memory),
+        options_(options),
+        numels_(bucket_numels),
+        held_(bucket_numels.size(), Held::kNothing),
+        addresses_(bucket_numels.size()),
+        sums_(bucket_numels.size()) {
     const auto numel = std::accumulate(numels_.begin(), numels_.end(), std::int64_t{0});
     const bool wide = options_.accumulates && !options_.sum_in_own_type;
     width_ = wide ? 4 : nbytes_of_type(options_.type);
@@ -156,7 +162,8 @@ class HostGradients final : public GradientStore {
 
   void add_in_own_type(std::size_t i, const at::Tensor& gradient) {
     const c10::NoGradGuard no_grad;
-    at::from_blob(addresses_[i], {numels_[i]}, at::TensorOptions().dtype(scalar_type_of(options_.type))).add_(gradient.to(at::kCPU));
+    at::from_blob(addresses_[i], {numels_[i]}, at::TensorOptions().dtype(scalar_type_of(options_.type)))
+        .add_(gradient.to(at::kCPU));
     held_[i] = Held::kOwnType;
   }
 
@@ -179,7 +186,8 @@ std::unique_ptr<GradientStore> make_device_gradients(Device& device, int num_buc
 }
 
 std::unique_ptr<GradientStore> make_host_gradients(Device& device, HostMemory& memory,
-                                                   const std::vector<std::int64_t>& bucket_numels, GradientStoreOptions options) {
+                                                   const std::vector<std::int64_t>& bucket_numels,
+                                                   GradientStoreOptions options) {
   return std::make_unique<HostGradients>(device, memory, bucket_numels, options);
 }
 

@@ -1,6 +1,6 @@
 // Where the gradients of an accumulation window rest until the update reads them: on the device, or in host memory when
-// the update happens there. One micro-batch's gradient stays in its own type; as soon as there is a second, the sum is fp32,
-// wherever it rests, so that the home never changes a bit.
+// the update happens there. One micro-batch's gradient stays in its own type; as soon as there is a second, the sum is
+// fp32, wherever it rests, so that the home never changes a bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,15 +16,15 @@ namespace pannier {
 
 /// A bucket's gradient as it rests.
 struct GradientView {
-  void* data = nullptr;                                      ///< Null: nothing has arrived in this window.
+  void* data = nullptr;  ///< Null: nothing has arrived in this window.
   kernels::GradType type = kernels::GradType::kFp32;
 };
 
 /// How gradients add up.
 struct GradientStoreOptions {
-  kernels::GradType type = kernels::GradType::kFp32;         ///< Of one micro-batch.
-  bool accumulates = false;                                  ///< More than one micro-batch is expected.
-  bool sum_in_own_type = false;                              ///< The user asked for 16-bit sums.
+  kernels::GradType type = kernels::GradType::kFp32;  ///< Of one micro-batch.
+  bool accumulates = false;                           ///< More than one micro-batch is expected.
+  bool sum_in_own_type = false;                       ///< The user asked for 16-bit sums.
 };
 
 /// Holds the gradients of all buckets. One thread at a time.
@@ -45,7 +45,8 @@ class GradientStore {
   [[nodiscard]] virtual Compute& compute() = 0;
 };
 
-[[nodiscard]] std::unique_ptr<GradientStore> make_device_gradients(Device& device, int num_buckets, GradientStoreOptions options);
+[[nodiscard]] std::unique_ptr<GradientStore> make_device_gradients(Device& device, int num_buckets,
+                                                                   GradientStoreOptions options);
 
 /// `memory` must outlive the store. Throws OutOfMemoryError.
 [[nodiscard]] std::unique_ptr<GradientStore> make_host_gradients(Device& device, HostMemory& memory,

@@ -20,9 +20,10 @@ std::vector<std::int64_t> packed_strides(const at::Tensor& parameter, const std:
   }
   for (std::int64_t d = 0; d < parameter.dim(); ++d) {
     if (parameter.stride(d) == 0 && parameter.size(d) > 1) {
-      throw ConfigError(fmt::format("parameter {} has shape {} and strides {}: its elements share memory, so it can't be trained; "
-                                    "give it memory of its own with .clone()",
-                                    name, parameter.sizes().vec(), parameter.strides().vec()));
+      throw ConfigError(
+          fmt::format("parameter {} has shape {} and strides {}: its elements share memory, so it can't be trained; "
+                      "give it memory of its own with .clone()",
+                      name, parameter.sizes().vec(), parameter.strides().vec()));
     }
   }
   return at::empty(parameter.sizes(), at::TensorOptions().device(at::kMeta)).strides().vec();
@@ -71,8 +72,9 @@ void ParameterBuckets::point_into_bucket(int parameter) {
   auto& tensor = parameters_[static_cast<std::size_t>(parameter)];
   const at::Tensor flat = buckets_[static_cast<std::size_t>(layout_.bucket_of(parameter))];
   // The deleter's copy of `flat` keeps the bucket alive for as long as anybody looks at the parameter.
-  const at::Tensor view = at::from_blob(address(parameter), tensor.sizes(), strides_[static_cast<std::size_t>(parameter)],
-                                        [flat](void*) {}, flat.options());
+  const at::Tensor view = at::from_blob(
+      address(parameter), tensor.sizes(), strides_[static_cast<std::size_t>(parameter)], [flat](void*) {},
+      flat.options());
   tensor.set_data(view);
   versions_[static_cast<std::size_t>(parameter)] = tensor._version();
 }
@@ -94,11 +96,13 @@ std::vector<int> ParameterBuckets::take_edits() {
   for (int i = 0; i < num_parameters(); ++i) {
     auto& tensor = parameters_[static_cast<std::size_t>(i)];
     const Segment& segment = layout_.segment_of(i);
-    if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() || tensor.numel() != segment.numel) {
-      throw ConfigError(fmt::format("parameter {} was changed behind the engine: it is now {} of {} elements on {}, the engine holds "
-                                    "{} of {} elements on {}; change the model before initialize",
-                                    names_[static_cast<std::size_t>(i)], c10::toString(tensor.scalar_type()), tensor.numel(),
-                                    tensor.device().str(), c10::toString(dtype_), segment.numel, device_.torch_device().str()));
+    if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() ||
+        tensor.numel() != segment.numel) {
+      throw ConfigError(
+          fmt::format("parameter {} was changed behind the engine: it is now {} of {} elements on {}, the engine holds "
+                      "{} of {} elements on {}; change the model before initialize",
+                      names_[static_cast<std::size_t>(i)], c10::toString(tensor.scalar_type()), tensor.numel(),
+                      tensor.device().str(), c10::toString(dtype_), segment.numel, device_.torch_device().str()));
     }
     const bool replaced = segment.numel > 0 && tensor.data_ptr() != address(i);
     if (replaced) {

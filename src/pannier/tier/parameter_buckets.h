@@ -1,6 +1,6 @@
-// The parameters as the model sees them, stored flat: one tensor a bucket, into which every parameter of the model points.
-// A parameter keeps its shape, its strides and its own storage object (so that saving or sharing one saves one), but its
-// bytes are the bucket's, so that an update or a transfer of the bucket is one run over memory.
+// The parameters as the model sees them, stored flat: one tensor a bucket, into which every parameter of the model
+// points. A parameter keeps its shape, its strides and its own storage object (so that saving or sharing one saves
+// one), but its bytes are the bucket's, so that an update or a transfer of the bucket is one run over memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,14 +17,14 @@ namespace pannier {
 /// Owns the flat parameter buckets. One thread.
 class ParameterBuckets {
  public:
-  /// Nothing is allocated or moved yet. `parameters[i]` is parameter i of the layout. `dtype` is what they become. Throws
-  /// ConfigError naming a parameter whose memory overlaps itself (an expanded one).
-  ParameterBuckets(Device& device, const BucketLayout& layout, std::vector<at::Tensor> parameters, std::vector<std::string> names,
-                   at::ScalarType dtype);
+  /// Nothing is allocated or moved yet. `parameters[i]` is parameter i of the layout. `dtype` is what they become.
+  /// Throws ConfigError naming a parameter whose memory overlaps itself (an expanded one).
+  ParameterBuckets(Device& device, const BucketLayout& layout, std::vector<at::Tensor> parameters,
+                   std::vector<std::string> names, at::ScalarType dtype);
 
-  /// Allocates a bucket, and makes it hold its parameters, which from now on point into it. Before a parameter's old memory
-  /// is let go, `keep(segment, values)` sees its values, flat in storage order and as given (so that an fp32 master can
-  /// be made from them). Throws torch's out-of-memory error before anything was moved.
+  /// Allocates a bucket, and makes it hold its parameters, which from now on point into it. Before a parameter's old
+  /// memory is let go, `keep(segment, values)` sees its values, flat in storage order and as given (so that an fp32
+  /// master can be made from them). Throws torch's out-of-memory error before anything was moved.
   template <class Keep>
   void fill(int bucket, Keep&& keep) {
     allocate(bucket);

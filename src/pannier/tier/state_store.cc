@@ -14,7 +14,10 @@ namespace {
 class DeviceStore final : public StateStore {
  public:
   DeviceStore(Device& device, const StateShape& shape, int num_buckets, std::function<at::Tensor(int)> param_bucket)
-      : device_(device), shape_(shape), param_bucket_(std::move(param_bucket)), buckets_(static_cast<std::size_t>(num_buckets)) {}
+      : device_(device),
+        shape_(shape),
+        param_bucket_(std::move(param_bucket)),
+        buckets_(static_cast<std::size_t>(num_buckets)) {}
 
   [[nodiscard]] Home home() const noexcept override { return Home::kDevice; }
 
@@ -23,7 +26,8 @@ class DeviceStore final : public StateStore {
     auto& slot = buckets_.at(static_cast<std::size_t>(bucket));
     if (!slot) {
       const at::Tensor param = param_bucket_(bucket);
-      slot = Slot{zeroed(nbytes_of(param.numel(), shape_.rest_nbytes)), zeroed(nbytes_of(param.numel(), shape_.num_states < 1 ? 0 : 4)),
+      slot = Slot{zeroed(nbytes_of(param.numel(), shape_.rest_nbytes)),
+                  zeroed(nbytes_of(param.numel(), shape_.num_states < 1 ? 0 : 4)),
                   zeroed(nbytes_of(param.numel(), shape_.num_states < 2 ? 0 : 4)), param};
     }
     return {.param = slot->param.data_ptr(),

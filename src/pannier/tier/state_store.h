@@ -1,6 +1,7 @@
-// Where every shard's state rests. A store owns the optimizer state of all buckets in one home and lends it a bucket at a
-// time: a lease makes the bucket's state addressable by the processor that will update it, and gives it back when it ends.
-// On the device and in host memory a lease is only an address; a store on a disk reads ahead and writes behind it.
+// Where every shard's state rests. A store owns the optimizer state of all buckets in one home and lends it a bucket at
+// a time: a lease makes the bucket's state addressable by the processor that will update it, and gives it back when it
+// ends. On the device and in host memory a lease is only an address; a store on a disk reads ahead and writes behind
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +21,9 @@ namespace pannier {
 
 /// Addresses of one bucket's state, each an array over the shard's elements; null where the format has none.
 struct StateView {
-  void* param = nullptr;    ///< The parameter as the update reads and writes it: on the device itself, or the host's copy.
-  void* rest = nullptr;     ///< The fp32 master of fp16, or `lo` of bf16.
+  void* param =
+      nullptr;           ///< The parameter as the update reads and writes it: on the device itself, or the host's copy.
+  void* rest = nullptr;  ///< The fp32 master of fp16, or `lo` of bf16.
   float* state1 = nullptr;
   float* state2 = nullptr;
 };
@@ -32,7 +34,8 @@ class StateStore;
 class [[nodiscard]] Lease {
  public:
   Lease(StateStore& store, int bucket, const StateView& view) noexcept : store_(&store), bucket_(bucket), view_(view) {}
-  Lease(Lease&& other) noexcept : store_(std::exchange(other.store_, nullptr)), bucket_(other.bucket_), view_(other.view_) {}
+  Lease(Lease&& other) noexcept
+      : store_(std::exchange(other.store_, nullptr)), bucket_(other.bucket_), view_(other.view_) {}
   Lease& operator=(Lease&&) = delete;
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -66,13 +69,14 @@ class StateStore {
   std::vector<bool> leased_;
 };
 
-/// State on the device beside the parameters. `param_bucket(b)` is bucket b's flat parameter tensor, which the view's `param`
-/// points to. A bucket's states are allocated, zero, by its first lease, which may throw torch's out-of-memory error.
+/// State on the device beside the parameters. `param_bucket(b)` is bucket b's flat parameter tensor, which the view's
+/// `param` points to. A bucket's states are allocated, zero, by its first lease, which may throw torch's out-of-memory
+/// error.
 [[nodiscard]] std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& shape, int num_buckets,
                                                             std::function<at::Tensor(int)> param_bucket);
 
-/// State in one exact-size host slab, with a copy of the parameter. Starts as zero; the copy is filled by its first writer.
-/// Throws OutOfMemoryError. `memory` must outlive the store.
+/// State in one exact-size host slab, with a copy of the parameter. Starts as zero; the copy is filled by its first
+/// writer. Throws OutOfMemoryError. `memory` must outlive the store.
 [[nodiscard]] std::unique_ptr<StateStore> make_host_store(HostMemory& memory, const StateShape& shape,
                                                           const std::vector<std::int64_t>& bucket_numels);
 

@@ -30,8 +30,9 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
   const int num_buckets = parts.layout->num_buckets();
   switch (options.optimizer_home) {
     case Home::kDevice:
-      parts.states = make_device_store(device, shape, num_buckets,
-                                       [buckets = parts.parameters.get()](int bucket) { return buckets->bucket(bucket); });
+      parts.states = make_device_store(device, shape, num_buckets, [buckets = parts.parameters.get()](int bucket) {
+        return buckets->bucket(bucket);
+      });
       parts.gradients = make_device_gradients(device, num_buckets, gradients);
       parts.path = make_device_path(device);
       return;
@@ -48,7 +49,8 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
 
 }  // namespace
 
-MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels, std::size_t unmanaged_nbytes) {
+MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
+                           std::size_t unmanaged_nbytes) {
   const BucketLayout layout(numels, options.buckets);
   return {.bucket_numels = bucket_numels(layout),
           .shape = shape_of(options),
@@ -66,24 +68,20 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
     numels.push_back(parameter.numel());
   }
   Parts parts;
-  // With one rank there is nothing to partition, so the four stages differ in nothing: the same reducer serves all, and no
-  // parameter is ever away. Ranks and their communicator are chosen here.
+  // With one rank there is nothing to partition, so the four stages differ in nothing: the same reducer serves all, and
+  // no parameter is ever away. Ranks and their communicator are chosen here.
   parts.communicator = make_solo_communicator();
   parts.layout = std::make_unique<BucketLayout>(numels, options.buckets);
-  parts.parameters = std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
+  parts.parameters =
+      std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
   build_home(options, device, memory, parts);
-  parts.pipeline = std::make_unique<UpdatePipeline>(UpdatePipelineParts{device,
-                                                                        *parts.layout,
-                                                                        *parts.parameters,
-                                                                        *parts.gradients,
-                                                                        *parts.states,
-                                                                        *parts.path,
-                                                                        options.algorithm,
-                                                                        state_format_of(options.dtype),
-                                                                        kernels::state_names(options.algorithm, options.momentum),
-                                                                        options.initial_state1});
+  parts.pipeline = std::make_unique<UpdatePipeline>(
+      UpdatePipelineParts{device, *parts.layout, *parts.parameters, *parts.gradients, *parts.states, *parts.path,
+                          options.algorithm, state_format_of(options.dtype),
+                          kernels::state_names(options.algorithm, options.momentum), options.initial_state1});
   parts.pipeline->initialize();
-  parts.reducer = std::make_unique<GradientReducer>(device, *parts.layout, *parts.parameters, *parts.gradients, *parts.communicator);
+  parts.reducer = std::make_unique<GradientReducer>(device, *parts.layout, *parts.parameters, *parts.gradients,
+                                                    *parts.communicator);
   return parts;
 }
 

@@ -1,5 +1,5 @@
-// Chooses and builds the parts of an engine, once: which reducer and gatherer a stage wants, which store and update path a
-// home wants. No other file tests the stage or the home.
+// Chooses and builds the parts of an engine, once: which reducer and gatherer a stage wants, which store and update
+// path a home wants. No other file tests the stage or the home.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ namespace pannier {
 
 /// What decides the parts.
 struct PartsOptions {
-  int stage = 0;                                  ///< 0 to 3.
-  Home optimizer_home = Home::kDevice;            ///< kDevice or kHost.
-  at::ScalarType dtype = at::kFloat;              ///< Of parameters and gradients.
+  int stage = 0;                        ///< 0 to 3.
+  Home optimizer_home = Home::kDevice;  ///< kDevice or kHost.
+  at::ScalarType dtype = at::kFloat;    ///< Of parameters and gradients.
   kernels::Algorithm algorithm = kernels::Algorithm::kAdamW;
-  double momentum = 0.0;                          ///< SGD: the greatest of any group; 0 needs no momentum buffer.
-  double initial_state1 = 0.0;                    ///< Adagrad's initial accumulator value.
-  bool accumulates = false;                       ///< More than one micro-batch a step.
-  bool sum_in_own_type = false;                   ///< 16-bit sums, on request.
+  double momentum = 0.0;         ///< SGD: the greatest of any group; 0 needs no momentum buffer.
+  double initial_state1 = 0.0;   ///< Adagrad's initial accumulator value.
+  bool accumulates = false;      ///< More than one micro-batch a step.
+  bool sum_in_own_type = false;  ///< 16-bit sums, on request.
   BucketOptions buckets;
 };
 
@@ -45,9 +45,9 @@ struct Parts {
 [[nodiscard]] MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
                                          std::size_t unmanaged_nbytes);
 
-/// Builds the parts for these parameters and moves them into their buckets. `device` and `memory` must outlive the parts.
-/// Throws ConfigError, OutOfMemoryError or torch's out-of-memory error.
-[[nodiscard]] Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, std::vector<at::Tensor> parameters,
-                                std::vector<std::string> names);
+/// Builds the parts for these parameters and moves them into their buckets. `device` and `memory` must outlive the
+/// parts. Throws ConfigError, OutOfMemoryError or torch's out-of-memory error.
+[[nodiscard]] Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory,
+                                std::vector<at::Tensor> parameters, std::vector<std::string> names);
 
 }  // namespace pannier

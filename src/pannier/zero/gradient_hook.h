@@ -1,5 +1,5 @@
-// The engine's ear in autograd: a post hook on a parameter's AccumulateGrad node, which runs after the gradient has been
-// put into `.grad` and after the user's own hooks, without the interpreter lock.
+// The engine's ear in autograd: a post hook on a parameter's AccumulateGrad node, which runs after the gradient has
+// been put into `.grad` and after the user's own hooks, without the interpreter lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,8 @@ namespace pannier {
 /// Called with the parameter's index, on autograd's thread.
 using GradientListener = std::function<void(int parameter)>;
 
-/// One installed hook; removed on destruction. Keeps the AccumulateGrad node alive, without which the hook would vanish.
+/// One installed hook; removed on destruction. Keeps the AccumulateGrad node alive, without which the hook would
+/// vanish.
 class GradientHook {
  public:
   /// `parameter` must be a leaf that requires a gradient; `listener` is called while it is not expired.

@@ -13,11 +13,16 @@
 
 namespace pannier {
 
-GradientReducer::GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters, GradientStore& store,
-                                 Communicator& communicator)
-    : device_(device), layout_(layout), parameters_(parameters), store_(store), communicator_(communicator),
+GradientReducer::GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters,
+                                 GradientStore& store, Communicator& communicator)
+    : device_(device),
+      layout_(layout),
+      parameters_(parameters),
+      store_(store),
+      communicator_(communicator),
       listener_(std::make_shared<GradientListener>([this](int parameter) { receive(parameter); })),
-      fired_(static_cast<std::size_t>(parameters.num_parameters())), used_(fired_.size()),
+      fired_(static_cast<std::size_t>(parameters.num_parameters())),
+      used_(fired_.size()),
       open_(static_cast<std::size_t>(layout.num_buckets())) {
   for (int i = 0; i < parameters_.num_parameters(); ++i) {
     hooks_.emplace_back(parameters_.parameter(i), i, listener_);
@@ -46,14 +51,17 @@ void GradientReducer::begin_backward(bool last) {
 void GradientReducer::check_gradient(int parameter, const at::Tensor& gradient) const {
   const std::string& name = parameters_.name(parameter);
   if (gradient.layout() != at::kStrided) {
-    throw ConfigError(fmt::format("the gradient of {} is sparse, which is not supported; use sparse=False in its module", name));
+    throw ConfigError(
+        fmt::format("the gradient of {} is sparse, which is not supported; use sparse=False in its module", name));
   }
   if (gradient.scalar_type() != parameters_.dtype() || gradient.device() != device_.torch_device()) {
-    throw ConfigError(fmt::format("the gradient of {} is {} on {}, expected {} on {}", name, c10::toString(gradient.scalar_type()),
-                                  gradient.device().str(), c10::toString(parameters_.dtype()), device_.torch_device().str()));
+    throw ConfigError(fmt::format("the gradient of {} is {} on {}, expected {} on {}", name,
+                                  c10::toString(gradient.scalar_type()), gradient.device().str(),
+                                  c10::toString(parameters_.dtype()), device_.torch_device().str()));
   }
   if (gradient.grad_fn() != nullptr) {
-    throw ConfigError(fmt::format("the gradient of {} has a graph of its own: create_graph=True is not supported", name));
+    throw ConfigError(
+        fmt::format("the gradient of {} has a graph of its own: create_graph=True is not supported", name));
   }
 }
 
@@ -73,16 +81,18 @@ void GradientReducer::receive(int parameter) {
   OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
   if (open.closed) {
     record_[backward_index_ - 1][index] = fired_[index] + 1;
-    throw ConfigError(fmt::format("a gradient of {} arrived after its bucket was closed: it came {} times in this backward, {} in "
-                                  "earlier steps. This step's gradients are dropped; later steps wait for it",
-                                  parameters_.name(parameter), fired_[index] + 1, fired_[index]));
+    throw ConfigError(
+        fmt::format("a gradient of {} arrived after its bucket was closed: it came {} times in this backward, {} in "
+                    "earlier steps. This step's gradients are dropped; later steps wait for it",
+                    parameters_.name(parameter), fired_[index] + 1, fired_[index]));
   }
   if (!open.gradient.defined()) {
     const auto numel = layout_.buckets()[static_cast<std::size_t>(bucket)].numel;
     open.gradient = device_.allocate(numel, parameters_.dtype(), Owner::kGradients);
   }
   const Segment& segment = layout_.segment_of(parameter);
-  const at::Tensor place = parameters_.view_like_parameter(open.gradient.narrow(0, segment.offset, segment.numel), parameter);
+  const at::Tensor place =
+      parameters_.view_like_parameter(open.gradient.narrow(0, segment.offset, segment.numel), parameter);
   if (fired_[index] == 0) {
     place.copy_(gradient);
   } else {
@@ -144,7 +154,8 @@ GradientSummary GradientReducer::finish_window() {
       continue;
     }
     const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
-    const Shard shard = shard_of(layout_.buckets()[static_cast<std::size_t>(b)], communicator_.rank(), communicator_.world_size());
+    const Shard shard =
+        shard_of(layout_.buckets()[static_cast<std::size_t>(b)], communicator_.rank(), communicator_.world_size());
     for (const Piece& piece : shard.pieces) {
       if (!used(piece.parameter)) {
         continue;
@@ -153,7 +164,8 @@ GradientSummary GradientReducer::finish_window() {
       const auto part = store_.compute().gradient_stats(data, view.type, piece.numel);
       stats.sum_of_squares.add(part.sum_of_squares);
       stats.num_nonfinite += part.num_nonfinite;
-      if (part.num_nonfinite > 0 && (summary.first_nonfinite_parameter < 0 || piece.parameter < summary.first_nonfinite_parameter)) {
+      if (part.num_nonfinite > 0 &&
+          (summary.first_nonfinite_parameter < 0 || piece.parameter < summary.first_nonfinite_parameter)) {
         summary.first_nonfinite_parameter = piece.parameter;
       }
     }
@@ -186,9 +198,10 @@ void GradientReducer::check_hooks() {
       continue;  // Frozen for now: it gets no gradient and so no update.
     }
     if (parameter.grad().defined()) {
-      throw ConfigError(fmt::format("parameter {} holds a gradient in .grad at step(), which the engine would not use: gradients come "
-                                    "from backward; to change them use the engine's own functions",
-                                    parameters_.name(i)));
+      throw ConfigError(fmt::format(
+          "parameter {} holds a gradient in .grad at step(), which the engine would not use: gradients come "
+          "from backward; to change them use the engine's own functions",
+          parameters_.name(i)));
     }
     if (!hooks_[static_cast<std::size_t>(i)].is_on(parameter)) {
       hooks_[static_cast<std::size_t>(i)] = GradientHook(parameter, i, listener_);

@@ -1,14 +1,16 @@
-// Gradients on their way from autograd to the update. The hook moves each gradient into its bucket; when a bucket is full
-// it is closed: reduced over ranks and handed to the GradientStore, while backward goes on.
+// Gradients on their way from autograd to the update. The hook moves each gradient into its bucket; when a bucket is
+// full it is closed: reduced over ranks and handed to the GradientStore, while backward goes on.
 //
 // When is a bucket full? Counting one firing a parameter would be wrong: checkpointed segments fire a shared parameter
 // several times, and some parameters are not used at all. So:
-//  1. In the first window nothing closes before its backward ends; how often each parameter fires in the window's first,
+//  1. In the first window nothing closes before its backward ends; how often each parameter fires in the window's
+//  first,
 //     second, ... backward is recorded.
 //  2. Later, a bucket closes in a backward as soon as each of its parameters has fired as often as recorded; one with a
 //     parameter that has never fired waits for the end.
 //  3. What is still open closes when the backward ends.
-//  4. A gradient that arrives after its bucket was closed in the same backward is an error that names the parameter; the
+//  4. A gradient that arrives after its bucket was closed in the same backward is an error that names the parameter;
+//  the
 //     window is dropped, and the record raised so that it does not happen again.
 #pragma once
 
@@ -30,9 +32,9 @@ namespace pannier {
 
 /// What the window's gradients are like, before any scale is taken out.
 struct GradientSummary {
-  double sum_of_squares = 0;               ///< Over all elements that are finite block by block.
+  double sum_of_squares = 0;  ///< Over all elements that are finite block by block.
   std::int64_t num_nonfinite = 0;
-  int first_nonfinite_parameter = -1;      ///< In the model's order; -1 when all are finite.
+  int first_nonfinite_parameter = -1;  ///< In the model's order; -1 when all are finite.
 };
 
 /// Collects gradients over one accumulation window. Called by autograd's thread while a backward runs, otherwise by the
@@ -67,9 +69,9 @@ class GradientReducer {
 
  private:
   struct OpenBucket {
-    at::Tensor gradient;                     ///< Flat, in the parameters' type; undefined until a gradient arrives.
-    int num_waiting = 0;                     ///< Parameters that have not fired as often as recorded.
-    bool closed = false;                     ///< In this backward.
+    at::Tensor gradient;  ///< Flat, in the parameters' type; undefined until a gradient arrives.
+    int num_waiting = 0;  ///< Parameters that have not fired as often as recorded.
+    bool closed = false;  ///< In this backward.
   };
 
   void receive(int parameter);
@@ -88,10 +90,10 @@ class GradientReducer {
 
   bool in_backward_ = false;
   bool last_backward_ = false;
-  std::size_t backward_index_ = 0;           ///< Backwards that have begun in this window.
-  bool recorded_ = false;                    ///< A complete window has been seen.
-  std::vector<std::vector<int>> record_;     ///< [backward][parameter]: firings.
-  std::vector<int> fired_;                   ///< In this backward, by parameter.
+  std::size_t backward_index_ = 0;        ///< Backwards that have begun in this window.
+  bool recorded_ = false;                 ///< A complete window has been seen.
+  std::vector<std::vector<int>> record_;  ///< [backward][parameter]: firings.
+  std::vector<int> fired_;                ///< In this backward, by parameter.
   std::vector<bool> used_;
   std::vector<OpenBucket> open_;
 };

@@ -1,0 +1,107 @@
+"""The update alone: bf16 gradient to bf16 parameter with clipping, beside the machine's copy rate, torch's fused AdamW with
+the passes that it needs for the same job, and DeepSpeedCPUAdam where it can be built (on its own job: fp32 gradients)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import statistics
+import subprocess
+
+import torch
+
+from pairs import alternate, ratio, report
+
+BYTES = 26  # Per parameter: gradient 2; parameter, rest and both moments read and written.
+NUMEL = 64 << 20
+ROUNDS = 9
+
+
+class Ours:
+    """The engine's own kernel through the binding, on torch's threads."""
+
+    def __init__(self, state: str, grad: torch.Tensor, weights: torch.Tensor) -> None:
+        self.buffers = torch.classes.pannier.UpdateBench(state, weights, grad)
+
+    def step(self) -> None:
+        self.buffers.step(1e-4, 0.9, 0.999, 1e-8, 0.01, 0.5)
+
+    def weights(self) -> torch.Tensor:
+        return self.buffers.weights()
+
+
+class TorchFused:
+    """The same job with torch: scale the bf16 gradient into fp32, fused AdamW on fp32 masters, cast to bf16."""
+
+    def __init__(self, grad: torch.Tensor, weights: torch.Tensor) -> None:
+        self.grad16 = grad
+        self.param16 = weights.to(torch.bfloat16)
+        self.master = torch.nn.Parameter(weights.clone())
+        self.master.grad = torch.zeros_like(weights)
+        self.optimizer = torch.optim.AdamW([self.master], lr=1e-4, weight_decay=0.01, fused=True)
+
+    def step(self) -> None:
+        self.master.grad.copy_(self.grad16)
+        self.master.grad.mul_(0.5)
+        self.optimizer.step()
+        self.param16.copy_(self.master.detach())
+
+    def weights(self) -> torch.Tensor:
+        return self.master.detach()
+
+
+def deepspeed_adam(weights: torch.Tensor, grad: torch.Tensor):
+    """DeepSpeedCPUAdam on fp32 parameters and gradients, or the reason why there is none."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415
+
+        param = torch.nn.Parameter(weights.clone())
+        param.grad = grad.float()
+        optimizer = DeepSpeedCPUAdam([param], lr=1e-4, weight_decay=0.01)
+        optimizer.step()
+    except Exception as error:  # noqa: BLE001  (whatever goes wrong in somebody else's build)
+        return None, f"{type(error).__name__}: {error}"
+    return optimizer.step, ""
+
+
+def copy_rate() -> float:
+    """Best bytes per second, read and written, of several copy kernels (build/release/bin/bench_update)."""
+    root = pathlib.Path(__file__).parents[1]
+    import json  # noqa: PLC0415
+
+    run = subprocess.run([root / "build/release/bin/bench_update", str(torch.get_num_threads())], capture_output=True, text=True, check=True)
+    for line in run.stdout.splitlines():
+        print(line)
+    return max(value for line in run.stdout.splitlines() for key, value in json.loads(line).items() if key.startswith("copy") and isinstance(value, float))
+
+
+def main(_arguments: list[str]) -> int:
+    import pannier  # noqa: F401, PLC0415  (loads the library)
+
+    torch.manual_seed(0)
+    weights = torch.randn(NUMEL)
+    grad = torch.randn(NUMEL).to(torch.bfloat16)
+    ours, peer = Ours("bf16", grad, weights), TorchFused(grad, weights)
+    ours.step(), peer.step()
+    worst = (ours.weights() - peer.weights()).abs().max().item()
+    report(bench="update", check="weights after a step, against torch", worst_difference=worst)
+    if worst > 2e-6:
+        print("the update differs from torch's; no speed is reported")
+        return 1
+    seconds = alternate({"ours": ours.step, "torch": peer.step}, ROUNDS)
+    middle, least, most = ratio(seconds, "torch", "ours")
+    rate = NUMEL / statistics.median(seconds["ours"])
+    report(bench="update", job="bf16 gradient to bf16 parameter, clipping", parameters_per_second=rate, bytes_per_second=rate * BYTES,
+           times_torch_fused=round(middle, 3), spread=[round(least, 3), round(most, 3)], threads=torch.get_num_threads())
+    del ours, peer
+    step, reason = deepspeed_adam(weights, grad)
+    if step is None:
+        report(bench="update", peer="DeepSpeedCPUAdam", not_run=reason)
+        return 0
+    own = Ours("fp32", grad.float(), weights)
+    seconds = alternate({"ours": own.step, "deepspeed": step}, ROUNDS)
+    middle, least, most = ratio(seconds, "deepspeed", "ours")
+    report(bench="update", job="fp32 gradient to fp32 parameter, 28 bytes", times_deepspeed_cpu_adam=round(middle, 3),
+           spread=[round(least, 3), round(most, 3)])
+    return 0
