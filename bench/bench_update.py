@@ -66,11 +66,11 @@ def deepspeed_adam(weights: torch.Tensor, grad: torch.Tensor):
 
 
 def copy_rate() -> float:
-    """Best bytes per second, read and written, of several copy kernels (build/release/bin/bench_update)."""
+    """Best bytes per second, read and written, of several copy kernels (build/dev/bin/bench_update)."""
     root = pathlib.Path(__file__).parents[1]
     import json  # noqa: PLC0415
 
-    run = subprocess.run([root / "build/release/bin/bench_update", str(torch.get_num_threads())], capture_output=True, text=True, check=True)
+    run = subprocess.run([root / "build/dev/bin/bench_update", str(torch.get_num_threads())], capture_output=True, text=True, check=True)
     for line in run.stdout.splitlines():
         print(line)
     return max(value for line in run.stdout.splitlines() for key, value in json.loads(line).items() if key.startswith("copy") and isinstance(value, float))
