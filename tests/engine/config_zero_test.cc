@@ -103,7 +103,7 @@ TEST(Supported, RefusesWhatThisVersionCannotRun) {
   };
   EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
                           {"device": "nvme", "nvme_path": "/n"}}})"),
-              HasSubstr("zero_optimization.offload_optimizer.device: this version"));
+              HasSubstr("zero_optimization.offload_optimizer.device \"nvme\": this version"));
   EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
                           "pannier": {"overlap_step": true}})"),
               AllOf(HasSubstr("2 errors"), HasSubstr("offload_param.device: this version"),
