@@ -1,0 +1,125 @@
+#include "pannier/zero/gradient_reducer.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "pannier/base/error.h"
+
+namespace pannier {
+namespace {
+
+/// Three parameters of one element in buckets of their own, whose gradients are whatever the loss makes them.
+class GradientReducerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (auto& parameter : parameters_) {
+      parameter.set_requires_grad(true);
+    }
+    buckets_ = std::make_unique<ParameterBuckets>(*device_, layout_, parameters_,
+                                                  std::vector<std::string>{"a", "b", "c"}, at::kFloat);
+    for (int b = 0; b < layout_.num_buckets(); ++b) {
+      buckets_->fill(b, [](const Segment&, const at::Tensor&) {});
+    }
+    store_ = make_device_gradients(*device_, layout_.num_buckets(), {});
+    reducer_ = std::make_unique<GradientReducer>(*device_, layout_, *buckets_, *store_, *communicator_);
+  }
+
+  void fire(int parameter, float gradient) {
+    (parameters_[static_cast<std::size_t>(parameter)] * gradient).sum().backward();
+  }
+  void window(const std::vector<std::pair<int, float>>& firings) {
+    reducer_->begin_backward(true);
+    for (const auto& [parameter, gradient] : firings) {
+      fire(parameter, gradient);
+    }
+    reducer_->end_backward();
+  }
+  float value(int parameter) { return *static_cast<const float*>(store_->view(layout_.bucket_of(parameter)).data); }
+
+  std::unique_ptr<Device> device_ = make_metered_cpu();
+  std::vector<at::Tensor> parameters_{at::zeros({1}), at::zeros({1}), at::zeros({1})};
+  std::vector<std::int64_t> numels_{1, 1, 1};
+  BucketLayout layout_{numels_, {.bucket_numel = 1}};
+  std::unique_ptr<Communicator> communicator_ = make_solo_communicator();
+  std::unique_ptr<ParameterBuckets> buckets_;
+  std::unique_ptr<GradientStore> store_;
+  std::unique_ptr<GradientReducer> reducer_;
+};
+
+TEST_F(GradientReducerTest, AddsWhatFiresSeveralTimesInOneBackward) {
+  window({{0, 2.0F}, {0, 3.0F}, {1, 4.0F}});
+  const GradientSummary summary = reducer_->finish_window();
+  EXPECT_EQ(value(0), 5.0F);
+  EXPECT_EQ(summary.sum_of_squares, 41.0);
+  EXPECT_TRUE(reducer_->used(1));
+  EXPECT_FALSE(reducer_->used(2));
+  EXPECT_FALSE(parameters_[0].grad().defined());
+}
+
+TEST_F(GradientReducerTest, ABucketClosesOnceItHasFiredAsRecorded) {
+  window({{0, 1.0F}, {0, 1.0F}});
+  reducer_->drop_window(true);
+  reducer_->begin_backward(true);
+  fire(0, 1.0F);
+  EXPECT_EQ(store_->view(layout_.bucket_of(0)).data, nullptr);
+  fire(0, 1.0F);
+  EXPECT_EQ(value(0), 2.0F);
+  reducer_->end_backward();
+}
+
+TEST_F(GradientReducerTest, AGradientAfterClosingIsAnErrorThatNamesItAndHappensOnce) {
+  window({{0, 1.0F}});
+  reducer_->drop_window(true);
+  reducer_->begin_backward(true);
+  fire(0, 1.0F);
+  try {
+    fire(0, 1.0F);
+    FAIL() << "a gradient after closing passed";
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("a gradient of a arrived after its bucket was closed"));
+  }
+  parameters_[0].mutable_grad() = at::Tensor();
+  reducer_->drop_window(false);
+  window({{0, 1.0F}, {0, 1.0F}});
+  EXPECT_EQ(value(0), 2.0F);
+}
+
+TEST_F(GradientReducerTest, AParameterThatWasNeverUsedMayComeLater) {
+  window({{0, 1.0F}});
+  reducer_->drop_window(true);
+  window({{0, 1.0F}, {2, 7.0F}});
+  EXPECT_EQ(value(2), 7.0F);
+}
+
+TEST_F(GradientReducerTest, FindsTheFirstNonFiniteParameter) {
+  window({{2, std::numeric_limits<float>::infinity()}, {1, std::numeric_limits<float>::quiet_NaN()}, {0, 1.0F}});
+  const GradientSummary summary = reducer_->finish_window();
+  EXPECT_EQ(summary.num_nonfinite, 2);
+  EXPECT_EQ(summary.first_nonfinite_parameter, 1);
+}
+
+TEST_F(GradientReducerTest, HooksAgainWhatLostItsNode) {
+  const at::Tensor replaced = parameters_[1].detach().clone();
+  parameters_[1].set_data(at::zeros({1}, at::kDouble));
+  parameters_[1].set_data(replaced);
+  EXPECT_NO_THROW(reducer_->check_hooks());
+  window({{1, 3.0F}});
+  EXPECT_EQ(value(1), 3.0F);
+}
+
+TEST_F(GradientReducerTest, AGradientLeftInGradIsAnError) {
+  parameters_[1].mutable_grad() = at::ones({1});
+  EXPECT_THROW(reducer_->check_hooks(), ConfigError);
+}
+
+TEST_F(GradientReducerTest, UnhookedParametersKeepTheirGradients) {
+  EXPECT_TRUE(GradientHook::is_hooked(parameters_[0]));
+  reducer_->unhook();
+  EXPECT_FALSE(GradientHook::is_hooked(parameters_[0]));
+  fire(0, 2.0F);
+  EXPECT_EQ(parameters_[0].grad().item<float>(), 2.0F);
+}
+
+}  // namespace
+}  // namespace pannier
