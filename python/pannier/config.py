@@ -51,11 +51,16 @@ class Config(ConfigValues):
         core.call(self.core.resolve_batch, world_size, loader_batch)
         self._read_back()
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The values, with all defaults filled in."""
+        return self._values
+
     def _read_back(self) -> None:
-        self.config: dict[str, Any] = json.loads(core.call(self.core.json))
+        self._values: dict[str, Any] = json.loads(core.call(self.core.json))
         if self.torch_scheduler is not None:
             kind, params = self.torch_scheduler
-            self.config["scheduler"] = {"type": kind, "params": params}
+            self._values["scheduler"] = {"type": kind, "params": params}
 
     def _leave_out(self, text: str, brings_optimizer: bool, brings_scheduler: bool) -> str:
         # What the caller brings has priority over the sections, and a scheduler of torch's is built here, not in the
@@ -68,9 +73,9 @@ class Config(ConfigValues):
             return text
         scheduler = values.get("scheduler")
         kind = scheduler.get("type") if isinstance(scheduler, dict) else None
-        is_torch = isinstance(kind, str) and kind not in lr_schedules.VALID_LR_SCHEDULES and _is_torch_scheduler(kind)
+        is_torch = isinstance(kind, str) and _is_torch_scheduler(kind)
         if is_torch and not brings_scheduler:
-            self.torch_scheduler = (kind, scheduler.get("params") or {})
+            self.torch_scheduler = (str(kind), values["scheduler"].get("params") or {})
         left_out = {"optimizer"} if brings_optimizer else set()
         left_out |= {"scheduler"} if brings_scheduler or is_torch else set()
         if left_out.isdisjoint(values):
@@ -134,5 +139,7 @@ def _read(config: str) -> tuple[str, str]:
 
 
 def _is_torch_scheduler(name: str) -> bool:
+    if name in lr_schedules.VALID_LR_SCHEDULES:
+        return False
     found = getattr(torch.optim.lr_scheduler, name, None)
     return isinstance(found, type) and issubclass(found, torch.optim.lr_scheduler.LRScheduler)

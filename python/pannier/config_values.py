@@ -10,7 +10,10 @@ import torch
 class ConfigValues:
     """Reads `self.config`, the resolved configuration."""
 
-    config: dict[str, Any]
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        raise NotImplementedError
 
     def train_batch_size(self) -> int:
         """Samples per optimizer step over all ranks."""

@@ -72,7 +72,7 @@ class Engine(ConfigValues, torch.nn.Module):
         self._said: set[str] = set()
         self._input_hook = inputs.prepare(module, self)
         managed.register(self, self._params)
-        refs = [weakref.ref(param) for param in self._params]
+        refs: list[weakref.ref[torch.Tensor]] = [weakref.ref(param) for param in self._params]
         self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs)
 
     # --- the verbs of a training loop ---
@@ -86,7 +86,8 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Backward of a scalar loss; gradients go to the engine. Returns the loss divided by the accumulation steps."""
-        handle = self._core_with_optimizer("backward")
+        self._require_optimizer("backward")
+        handle = self.core
         backward_checks.require_loss(loss)
         returned, root = core.call(handle.begin_backward, loss, scale_wrt_gas)
         try:
@@ -101,22 +102,21 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss for a backward that the caller runs: `engine.scale(loss).backward()`."""
-        handle = self._core_with_optimizer("scale")
+        self._require_optimizer("scale")
         backward_checks.require_loss(loss)
-        return core.call(handle.scale, loss)
+        return core.call(self.core.scale, loss)
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Ends a micro-batch; at the end of a window updates the parameters and steps the scheduler."""
-        handle = self._core_with_optimizer("step")
+        optimizer = self._require_optimizer("step")
         if self._inside_no_sync:
             raise UsageError("step() inside no_sync() or coalesce_grad_reduction() is not allowed")
-        groups.require_known_groups(self.optimizer.param_groups, self._num_groups)
+        groups.require_known_groups(optimizer.param_groups, self._num_groups)
         self._step_applied = False
-        outcome = core.call(handle.step, groups.hyperparameters(self.optimizer.param_groups))
+        outcome = core.call(self.core.step, groups.hyperparameters(optimizer.param_groups))
         if outcome == 0:
             return
-        # torch's schedulers look at this mark to see that an optimizer was stepped before them.
-        self.optimizer._opt_called = self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
+        optimizer.mark_stepped()
         self._step_applied = outcome == _APPLIED
         if self._step_applied and self.lr_scheduler is not None:
             self.lr_scheduler.step(**(lr_kwargs or {}))
@@ -360,10 +360,10 @@ class Engine(ConfigValues, torch.nn.Module):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(module, name)
 
-    def _core_with_optimizer(self, verb: str) -> Any:
+    def _require_optimizer(self, verb: str) -> Optimizer:
         if self.optimizer is None:
             raise UsageError(f"{verb}() needs an optimizer, and initialize() was given none")
-        return self.core
+        return self.optimizer
 
     def _counter(self, name: str) -> int:
         return int(core.call(self.core.counters)[name])

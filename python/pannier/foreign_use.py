@@ -31,6 +31,8 @@ def watch() -> None:
         watched = _watched(getattr(torch.nn.utils, name))
         setattr(torch.nn.utils, name, watched)
         setattr(torch.nn.utils.clip_grad, name, watched)
+    for name in ("step", "unscale_"):
+        setattr(torch.amp.GradScaler, name, _watched_scaler(getattr(torch.amp.GradScaler, name)))
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -55,6 +57,18 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
                 "safe_get_full_grad() reads a gradient and engine.get_global_grad_norm() the norm",
             )
         return function(params, *args, **kwargs)
+
+    return watched
+
+
+def _watched_scaler(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def watched(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if "GradScaler" not in _said and any(
+            _is_managed(p) for group in optimizer.param_groups for p in group["params"]
+        ):
+            _say("GradScaler", "can't work on managed parameters: the engine scales the loss. Set fp16 in the config")
+        return method(scaler, optimizer, *args, **kwargs)
 
     return watched
 

@@ -187,7 +187,9 @@ def take_states(optimizer: torch.optim.Optimizer | None) -> dict[int, dict[str, 
 
 def restore_states(optimizer: torch.optim.Optimizer | None, states: Mapping[int, dict[str, Any]]) -> None:
     """Undoes `take_states`, for an `initialize` that failed."""
-    for group in optimizer.param_groups if optimizer is not None else ():
+    if optimizer is None:
+        return
+    for group in optimizer.param_groups:
         for param in group["params"]:
             state = states.get(id(param), {})
             if type(optimizer) is torch.optim.Adagrad and "step" not in state:

@@ -17,7 +17,6 @@ from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
 
-
 def initialize(
     args: Any = None,
     model: torch.nn.Module | None = None,
@@ -125,7 +124,7 @@ def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def _overlaps(param: torch.Tensor) -> bool:
     # Sorted by stride, each dimension must step over all that the smaller ones span.
     span = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(param.stride(), param.shape) if size > 1):
+    for stride, size in sorted((stride, size) for stride, size in zip(param.stride(), param.shape, strict=True) if size > 1):
         if stride < span:
             return True
         span = stride * (size - 1) + span

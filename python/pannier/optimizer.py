@@ -115,6 +115,11 @@ class Optimizer(torch.optim.Optimizer):
         self._engine = weakref.ref(engine)
         self.state_indices = state_indices
 
+    def mark_stepped(self) -> None:
+        """Leaves the mark by which torch's schedulers see that an optimizer was stepped before them."""
+        for optimizer in (self, self.optimizer):
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+
     @property
     def engine(self) -> Engine:
         """The engine that does the work."""
@@ -124,8 +129,8 @@ class Optimizer(torch.optim.Optimizer):
         return engine
 
     # torch's base class assigns `state` in its constructor; the view stands in its place.
-    @property
-    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
         """States by parameter, fp32 copies of full shape made on access. Empty until the first step."""
         return StateView(self)
 

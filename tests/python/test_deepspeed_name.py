@@ -68,7 +68,9 @@ def test_module_runs_unchanged(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("")
     (tmp_path / "package/train.py").write_text(
-        "import sys, deepspeed\nassert __name__ == '__main__' and sys.argv[1:] == ['a', '-b']\nprint(deepspeed.__version__)\n"
+        "import sys, deepspeed\n"
+        "assert __name__ == '__main__' and sys.argv[1:] == ['a', '-b']\n"
+        "print(deepspeed.__version__)\n"
     )
     assert "0.19.6+pannier" in run("-m", "pannier.deepspeed", "-m", "package.train", "a", "-b", cwd=tmp_path).stdout
 
@@ -93,7 +95,8 @@ if __name__ == "__main__":
     for method in ("spawn", "forkserver"):
         with multiprocessing.get_context(method).Pool(1) as pool:
             assert pool.map(version, [0]) == ["0.19.6+pannier"], method
-    child = subprocess.run([sys.executable, "-c", "import deepspeed; print(deepspeed.__version__)"], capture_output=True)
+    ask = "import deepspeed; print(deepspeed.__version__)"
+    child = subprocess.run([sys.executable, "-c", ask], capture_output=True)
     assert child.stdout.strip() == b"0.19.6+pannier", child
     print("all found")
 """
@@ -167,7 +170,8 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import GatheredParameters, Init, ZeroParamStatus
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, set_z3_leaf_modules
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
+from deepspeed.utils import set_z3_leaf_modules
 
 args = add_config_arguments(argparse.ArgumentParser()).parse_args(["--deepspeed", "--deepspeed_config", "x.json"])
 assert args.deepspeed and args.deepspeed_config == "x.json"

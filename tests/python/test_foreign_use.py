@@ -45,6 +45,17 @@ def test_another_optimizer(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("Adam.step() changes nothing") == 1
 
 
+def test_grad_scaler(caplog: pytest.LogCaptureFixture) -> None:
+    engine, optimizer, _, _ = pannier.initialize(model=nn.Linear(2, 1), config=config(SGD))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(engine(torch.ones(1, 2)).sum()).backward()
+    with caplog.at_level(logging.WARNING, logger="pannier"):
+        for _ in range(2):
+            with pytest.raises(AssertionError):  # torch's own: there is no gradient to look at
+                scaler.step(optimizer)
+    assert caplog.text.count("GradScaler can't work") == 1
+
+
 def test_others_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     pannier.initialize(model=nn.Linear(2, 1), config=config(SGD))
     model = nn.Linear(2, 1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pannier
 import pytest
 import torch
+
+import pannier
 
 
 def in_use() -> int:

@@ -19,7 +19,9 @@ class Turned(nn.Module):
         return (self.w * x).sum()
 
 
-@pytest.mark.parametrize("dtype", [{}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "initial_scale_power": 4}}])
+@pytest.mark.parametrize(
+    "dtype", [{}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "initial_scale_power": 4}}]
+)
 def test_transposed(dtype: dict) -> None:
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     for stage, dev in matrix():
