@@ -21,6 +21,7 @@ from pannier.config_values import ConfigValues
 from pannier.errors import ConfigError, UsageError
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
+from pannier.places import Places
 
 _APPLIED = 1
 
@@ -67,6 +68,7 @@ class Engine(ConfigValues, torch.nn.Module):
         self._process_id = os.getpid()
         self._params = list(params)
         self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
+        self._places = Places(module)
         self._inside_no_sync = False
         self._step_applied = False
         self._said: set[str] = set()
@@ -112,6 +114,7 @@ class Engine(ConfigValues, torch.nn.Module):
         if self._inside_no_sync:
             raise UsageError("step() inside no_sync() or coalesce_grad_reduction() is not allowed")
         groups.require_known_groups(optimizer.param_groups, self._num_groups)
+        self._places.require_unchanged()
         self._step_applied = False
         outcome = core.call(self.core.step, groups.hyperparameters(optimizer.param_groups))
         if outcome == 0:

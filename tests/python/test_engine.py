@@ -282,6 +282,31 @@ def test_gradient_set_by_hand_is_an_error() -> None:
         engine.step()
 
 
+def test_parameter_replaced_later_is_an_error() -> None:
+    def replace_parameter(model: nn.Sequential) -> None:
+        model[1].weight = nn.Parameter(torch.ones(1, 2))
+
+    def replace_module(model: nn.Sequential) -> None:
+        model[1] = nn.Linear(2, 1)
+
+    def normalise(model: nn.Sequential) -> None:
+        nn.utils.parametrizations.weight_norm(model[1])
+
+    def convert(model: nn.Sequential) -> None:
+        model.double()
+
+    for change in (replace_parameter, replace_module, normalise, convert):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        engine = pannier.initialize(model=model, config=config(SGD))[0]
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        engine.step()
+        change(model)
+        with pytest.raises(ValueError, match=r"[01]\.(weight|parametrizations)|^1 is"):  # noqa: PT012
+            engine.backward(engine(torch.ones(1, 2, dtype=model[0].weight.dtype)).sum())
+            engine.step()
+        engine.destroy()
+
+
 def test_parameter_frozen_later_is_an_error_or_is_left_alone() -> None:
     engine = pannier.initialize(model=Zoo(), config=config(SGD))[0]
     engine.module.matrix.requires_grad_(False)

@@ -1,0 +1,34 @@
+"""Where in the module its parameters sit.
+
+An engine trains the parameter objects that it was given. One that is replaced in the module afterwards (by assignment,
+by `weight_norm`, by a whole new submodule) would train on unseen while the module runs with another; so each step looks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import torch
+
+from pannier.errors import UsageError
+
+
+class Places:
+    """Remembers which object every submodule and parameter name of a module stands for."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._links: list[tuple[Mapping[str, Any], str, Any, str]] = []
+        for prefix, part in module.named_modules():
+            for slots in (part._modules, part._parameters):
+                for key, value in slots.items():
+                    if value is not None:
+                        self._links.append((slots, key, value, f"{prefix}.{key}" if prefix else key))
+
+    def require_unchanged(self) -> None:
+        """Raises naming the first place that holds another object."""
+        for slots, key, value, name in self._links:
+            if slots.get(key) is not value:
+                raise UsageError(
+                    f"{name} is not the object that initialize() saw, so the engine trains what the module no longer "
+                    "uses; change a parameter in place, or destroy() the engine and initialize() again"
+                )
