@@ -20,7 +20,7 @@ from pannier.descriptors import (
     FusedAdam,
     FusedLion,
 )
-from pannier.engine import Engine, Plan
+from pannier.engine import Engine
 from pannier.errors import ConfigError, InternalError, IoError, OutOfMemoryError, UsageError
 from pannier.fragments import (
     safe_get_full_fp32_param,

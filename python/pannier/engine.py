@@ -22,15 +22,9 @@ from pannier.errors import ConfigError, UsageError
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 from pannier.places import Places
+from pannier.plan import Plan
 
 _APPLIED = 1
-
-
-class Plan(dict[str, Any]):
-    """The plan's numbers; printing it shows the table."""
-
-    def __str__(self) -> str:
-        return str(self.get("text", dict.__str__(self)))
 
 
 def close_core(handle: Any, process_id: int, params: Sequence[weakref.ref[torch.Tensor]]) -> None:
@@ -68,7 +62,8 @@ class Engine(ConfigValues, torch.nn.Module):
         self._process_id = os.getpid()
         self._params = list(params)
         self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
-        self._places = Places(module)
+        optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        self._places = Places(module, optimized)
         self._inside_no_sync = False
         self._step_applied = False
         self._said: set[str] = set()

@@ -124,7 +124,9 @@ def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def _overlaps(param: torch.Tensor) -> bool:
     # Sorted by stride, each dimension must step over all that the smaller ones span.
     span = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(param.stride(), param.shape, strict=True) if size > 1):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(param.stride(), param.shape, strict=True) if size > 1
+    ):
         if stride < span:
             return True
         span = stride * (size - 1) + span

@@ -1,4 +1,4 @@
-"""Where in the module its parameters sit.
+"""Where in the module its parameters sit, and which of them are frozen.
 
 An engine trains the parameter objects that it was given. One that is replaced in the module afterwards (by assignment,
 by `weight_norm`, by a whole new submodule) would train on unseen while the module runs with another; so each step looks.
@@ -6,7 +6,7 @@ by `weight_norm`, by a whole new submodule) would train on unseen while the modu
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping
 
 import torch
 
@@ -14,9 +14,18 @@ from pannier.errors import UsageError
 
 
 class Places:
-    """Remembers which object every submodule and parameter name of a module stands for."""
+    """Remembers which object every submodule and parameter name of a module stands for.
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    `optimized` are the parameters of the optimizer's groups; of those, the frozen ones are remembered too.
+    """
+
+    def __init__(self, module: torch.nn.Module, optimized: Iterable[torch.Tensor]) -> None:
+        wanted = {id(param) for param in optimized}
+        self._frozen = [
+            (name, param)
+            for name, param in module.named_parameters()
+            if id(param) in wanted and not param.requires_grad
+        ]
         self._links: list[tuple[Mapping[str, Any], str, Any, str]] = []
         for prefix, part in module.named_modules():
             for slots in (part._modules, part._parameters):
@@ -25,10 +34,16 @@ class Places:
                         self._links.append((slots, key, value, f"{prefix}.{key}" if prefix else key))
 
     def require_unchanged(self) -> None:
-        """Raises naming the first place that holds another object."""
+        """Raises naming the first place that holds another object, or the first parameter that was unfrozen."""
         for slots, key, value, name in self._links:
             if slots.get(key) is not value:
                 raise UsageError(
                     f"{name} is not the object that initialize() saw, so the engine trains what the module no longer "
                     "uses; change a parameter in place, or destroy() the engine and initialize() again"
+                )
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise UsageError(
+                    f"parameter {name} was frozen at initialize() and requires a gradient now, but the engine has no "
+                    "state for it; destroy() the engine and initialize() again"
                 )

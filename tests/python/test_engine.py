@@ -307,6 +307,14 @@ def test_parameter_replaced_later_is_an_error() -> None:
         engine.destroy()
 
 
+def test_parameter_unfrozen_later_is_an_error() -> None:
+    engine = pannier.initialize(model=Zoo(), config=config(SGD))[0]
+    engine.module.frozen.requires_grad_(True)
+    engine.backward(engine(gradients(0, 0, torch.float32)))
+    with pytest.raises(pannier.ConfigError, match="frozen was frozen"):
+        engine.step()
+
+
 def test_parameter_frozen_later_is_an_error_or_is_left_alone() -> None:
     engine = pannier.initialize(model=Zoo(), config=config(SGD))[0]
     engine.module.matrix.requires_grad_(False)
