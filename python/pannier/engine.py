@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from pannier.optimizer import Optimizer
 from pannier.places import Places
 from pannier.plan import Plan
 
+_log = logging.getLogger("pannier")
 _APPLIED = 1
 
 
@@ -120,7 +122,17 @@ class Engine(ConfigValues, torch.nn.Module):
             self.lr_scheduler.step(**(lr_kwargs or {}))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops all gradients that no step has used yet, those of a partly filled window too."""
+        """Drops gradients, but for those of an accumulation window that is partly filled, which the engine still needs."""
+        if self.pending_micro_batches() == 0:
+            self.drop_gradients()
+        elif not self.said_once("zero_grad"):
+            _log.warning(
+                "zero_grad() in the middle of an accumulation window keeps the gradients of the window; "
+                "engine.drop_gradients() drops them"
+            )
+
+    def drop_gradients(self) -> None:
+        """Drops all gradients that no step has used yet; a partly filled accumulation window starts anew."""
         core.call(self.core.drop_gradients)
 
     def is_gradient_accumulation_boundary(self) -> bool:

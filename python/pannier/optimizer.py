@@ -6,7 +6,6 @@ dicts in it for life. Nothing here is a copy of the core's state: states, scale 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,6 @@ from pannier.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from pannier.engine import Engine
-
-_log = logging.getLogger("pannier")
 
 
 class StateView(Mapping[torch.Tensor, dict[str, Any]]):
@@ -146,15 +143,8 @@ class Optimizer(torch.optim.Optimizer):
         self.engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops gradients, but for those of a window that is partly filled: see `Engine.zero_grad`."""
-        engine = self.engine
-        if engine.pending_micro_batches() == 0:
-            engine.zero_grad()
-        elif not engine.said_once("zero_grad"):
-            _log.warning(
-                "optimizer.zero_grad() in the middle of an accumulation window keeps the gradients of the window; "
-                "engine.zero_grad() drops them"
-            )
+        """The engine's `zero_grad()`."""
+        self.engine.zero_grad()
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         """The engine's `backward()` without the division by the accumulation steps."""
