@@ -49,7 +49,7 @@ struct Counters {
 /// Trains a set of parameters. One thread at a time.
 class EngineCore {
  public:
-  /// Checks everything, then prints nothing, allocates, and moves the parameters. Throws ConfigError (what the user
+  /// Checks everything, then moves the parameters into their buckets. Throws ConfigError (what the user
   /// wrote), OutOfMemoryError (a plan that exceeds a budget), before anything is changed.
   EngineCore(Config config, EngineInputs inputs, BatchSizes batch);
   ~EngineCore();

@@ -1,0 +1,87 @@
+// Looking at and changing what an engine holds: states, gradients, and edits that torch does not count.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <numeric>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+#include "pannier/engine/engine_core.h"
+
+namespace pannier {
+
+at::Tensor EngineCore::state(int parameter, const std::string& name) {
+  const int index = managed_index(parameter);
+  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  return parts_->pipeline->read(index, name);
+}
+
+void EngineCore::set_state(int parameter, const std::string& name, const at::Tensor& value) {
+  const int index = managed_index(parameter);
+  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  parts_->pipeline->write(index, name, value);
+}
+
+std::vector<std::string> EngineCore::state_names() const {
+  require_open();
+  return parts_ ? parts_->pipeline->state_names() : std::vector<std::string>{};
+}
+
+std::int64_t& EngineCore::parameter_step(int parameter) {
+  return steps_[static_cast<std::size_t>(managed_index(parameter))];
+}
+
+std::optional<at::Tensor> EngineCore::gradient(int parameter) {
+  const c10::NoGradGuard no_grad;
+  const int index = managed_index(parameter);
+  if (parts_->reducer->in_backward()) {
+    parts_->reducer->end_backward();
+  }
+  const GradientView view = parts_->gradients->view(parts_->layout->bucket_of(index));
+  if (view.data == nullptr || !parts_->reducer->used(index)) {
+    return std::nullopt;
+  }
+  const Segment& segment = parts_->layout->segment_of(index);
+  const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
+  at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(device_->torch_device()));
+  parts_->gradients->compute().accumulate(flat.data_ptr<float>(),
+                                          static_cast<const char*>(view.data) + nbytes_of(segment.offset, width),
+                                          view.type, segment.numel, true);
+  return parts_->parameters->view_like_parameter(flat.div_(scaler_.scale()), index).clone();
+}
+
+void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
+  const c10::NoGradGuard no_grad;
+  const int index = managed_index(parameter);
+  if (!gradient(parameter)) {
+    throw ConfigError(fmt::format("parameter {} has no gradient to replace; set it between backward() and step()",
+                                  parts_->parameters->name(index)));
+  }
+  const at::Tensor& owner = parts_->parameters->parameter(index);
+  if (value.sizes() != owner.sizes()) {
+    throw ConfigError(fmt::format("the gradient of parameter {} has shape {}, got {}", parts_->parameters->name(index),
+                                  owner.sizes().vec(), value.sizes().vec()));
+  }
+  const GradientView view = parts_->gradients->view(parts_->layout->bucket_of(index));
+  const Segment& segment = parts_->layout->segment_of(index);
+  const bool wide = view.type == kernels::GradType::kFp32;
+  const at::Tensor flat =
+      at::empty({segment.numel}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
+  parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * scaler_.scale());
+  parts_->path->write_state(static_cast<char*>(view.data) + nbytes_of(segment.offset, wide ? 4 : 2), flat.data_ptr(),
+                            flat.nbytes());
+}
+
+void EngineCore::parameters_changed() {
+  require_open();
+  if (parts_) {
+    std::vector<int> all(steps_.size());
+    std::iota(all.begin(), all.end(), 0);
+    (void)parts_->parameters->take_edits();
+    parts_->pipeline->take_edits(all);
+  }
+}
+
+}  // namespace pannier

@@ -1,0 +1,103 @@
+"""The pannier program: its commands end well on real input, and say what is wrong with bad input."""
+
+from __future__ import annotations
+
+import array
+import json
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+SMALL = ("--width", "32", "--heads", "4", "--layers", "1", "--feed-forward", "64", "--sequence", "8", "--vocabulary", "100")
+
+
+def run(*arguments: str | pathlib.Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("pannier")
+    assert program is not None, "the pannier program is not on the path"
+    result = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "ds_config.json"
+    path.write_text("""{ // DeepSpeed's keys
+      "train_batch_size": 4, "gradient_accumulation_steps": 2, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}""")
+    return path
+
+
+@pytest.fixture
+def tokens(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(array.array("H", [i % 10 for i in range(2000)]).tobytes())
+    return path
+
+
+def test_train_learns_and_writes_a_line_a_step(config: pathlib.Path, tokens: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    metrics = tmp_path / "run.jsonl"
+    output = run("train", "--tokens", tokens, "--config", config, "--metrics", metrics, "--steps", "30", *SMALL).stdout
+    assert "memory plan" in output and "step 30 loss" in output
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert lines[-1]["loss"] < 0.7 * lines[0]["loss"]
+    assert lines[-1]["memory"]["host"]["by_owner"]["optimizer states"]["current"] > 0
+
+
+def test_train_is_the_same_with_and_without_offload(config: pathlib.Path, tokens: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    losses = []
+    for device in ("cpu", "none"):
+        values = config.read_text().replace('"cpu"', f'"{device}"')
+        (tmp_path / "other.json").write_text(values)
+        run("train", "--tokens", tokens, "--config", tmp_path / "other.json", "--metrics", tmp_path / "m", "--steps", "5", *SMALL)
+        losses.append([json.loads(line)["loss"] for line in (tmp_path / "m").read_text().splitlines()])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"--tokens": "/no/such/file"}, 1, "open tokens /no/such/file: No such file or directory"),
+        ({"--config": "/no/such/file"}, 1, "/no/such/file"),
+        ({"--metrics": "/no/such/folder/run"}, 1, "open metrics /no/such/folder/run: No such file or directory"),
+        ({"--metrics": "/dev/full"}, 1, "write metrics /dev/full"),
+        ({"--vocabulary": "5"}, 2, "holds token 5, but the vocabulary is 5"),
+        ({"--sequence": "5000"}, 2, "holds 2000 tokens, but a window takes 5001"),
+        ({"--heads": "5"}, 1, "embed_dim must be divisible by num_heads"),
+        ({"--steps": "0"}, 105, "--steps"),
+    ],
+)
+def test_train_says_what_is_wrong(
+    config: pathlib.Path, tokens: pathlib.Path, change: dict[str, str], code: int, message: str
+) -> None:
+    flags = {"--tokens": tokens, "--config": config, "--steps": "1", **dict(zip(SMALL[0::2], SMALL[1::2], strict=True)), **change}
+    result = run("train", *[part for flag in flags.items() for part in flag], code=code)
+    assert message in result.stderr
+
+
+def test_plan_prints_and_refuses(config: pathlib.Path) -> None:
+    assert "7000000000 parameters, fp32, stage 2" in run("plan", "--config", config, "--parameters", "7e9").stdout
+    assert "95069488 parameters" in run("plan", "--config", config).stdout
+    refused = run("plan", "--config", config, "--parameters", "7e9", "--vram", "10GiB", code=1)
+    assert "Device out of memory. The plan needs 52.15 GiB" in refused.stderr
+    assert "is not a size" in run("plan", "--config", config, "--ram", "plenty", code=2).stderr
+
+
+def test_plan_needs_an_optimizer(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "c.json").write_text('{"train_batch_size": 1}')
+    assert "needs an optimizer section" in run("plan", "--config", tmp_path / "c.json", code=2).stderr
+
+
+def test_doctor_and_bench() -> None:
+    assert "update kernels" in run("doctor").stdout
+    assert "of this machine's copy rate" in run("bench", "--parameters", "100000", "--repeats", "1").stdout
+
+
+def test_help_has_examples() -> None:
+    assert "train" in run("--help").stdout
+    for command in ("train", "plan", "bench"):
+        assert "pannier " + command in run(command, "--help").stdout
+    assert run("--version").stdout.strip() == "0.1.0"
