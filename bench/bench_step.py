@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 
 import torch
 
 from pairs import alternate, ratio, report
 
-ROUNDS = 15
+ROUNDS = 25
+
+
+def keep_memory() -> None:
+    """Has the C library keep freed memory, for all contestants alike; else a step's time depends on whose pages came back."""
+    libc = ctypes.CDLL(None)
+    trim_threshold, mmap_threshold = -1, -3
+    libc.mallopt(trim_threshold, 2**31 - 1)
+    libc.mallopt(mmap_threshold, 2**25)
 
 
 def make_model() -> torch.nn.Module:
@@ -19,6 +28,8 @@ def make_model() -> torch.nn.Module:
 
 def main(_arguments: list[str]) -> int:
     import pannier  # noqa: PLC0415
+
+    keep_memory()
 
     tokens = torch.randint(0, 8000, (4, 64))
     labels = torch.randint(0, 8000, (4, 64))
@@ -49,11 +60,15 @@ def main(_arguments: list[str]) -> int:
         which.backward(loss_of(which))
         which.step()
 
-    seconds = alternate({"torch": plain_step, "ours": lambda: engine_step(engine), "offloaded": lambda: engine_step(offloaded)}, ROUNDS)
+    # Later steps amplify rounding (Adam moves a weight by lr however small its gradient is), so the check is of the first.
+    contestants = {"torch": plain_step, "ours": lambda: engine_step(engine), "offloaded": lambda: engine_step(offloaded)}
+    for step in contestants.values():
+        step()
     worst = max((a - b).abs().max().item() for a, b in zip(plain.parameters(), engine.module.parameters(), strict=True))
+    seconds = alternate(contestants, ROUNDS)
     same = all(torch.equal(a, b) for a, b in zip(engine.module.parameters(), offloaded.module.parameters(), strict=True))
-    report(bench="step", check="weights after all steps", worst_difference_to_torch=worst, offload_bit_identical=same)
-    if worst > 1e-4 or not same:
+    report(bench="step", check="weights", worst_difference_to_torch_after_a_step=worst, offload_bit_identical_after_all=same)
+    if worst > 2e-6 or not same:
         print("the weights differ; no speed is reported")
         return 1
     for name in ("ours", "offloaded"):

@@ -3,7 +3,6 @@ the passes that it needs for the same job, and DeepSpeedCPUAdam where it can be 
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import statistics
@@ -68,18 +67,16 @@ def deepspeed_adam(weights: torch.Tensor, grad: torch.Tensor):
     return optimizer.step, ""
 
 
-def copy_rate() -> float:
-    """Best bytes per second, read and written, of several copy kernels (build/dev/bin/bench_update)."""
-    root = pathlib.Path(__file__).parents[1]
-    run = subprocess.run([root / "build/dev/bin/bench_update", str(torch.get_num_threads())], capture_output=True, text=True, check=True)
-    for line in run.stdout.splitlines():
-        print(line)
-    return 0
+def against_copy() -> None:
+    """The kernel beside the best of several copy kernels on the same threads: build/dev/bin/bench_update prints JSON lines."""
+    program = pathlib.Path(__file__).parents[1] / "build/dev/bin/bench_update"
+    subprocess.run([program, str(torch.get_num_threads())], check=True)
 
 
 def main(_arguments: list[str]) -> int:
     import pannier  # noqa: F401, PLC0415  (loads the library)
 
+    against_copy()
     torch.manual_seed(0)
     weights = torch.randn(NUMEL)
     grad = torch.randn(NUMEL).to(torch.bfloat16)

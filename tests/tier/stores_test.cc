@@ -94,7 +94,7 @@ TEST(ParameterBuckets, RefusesMemoryThatOverlaps) {
 class GradientHomes : public testing::TestWithParam<bool> {
  protected:
   std::unique_ptr<GradientStore> make(GradientStoreOptions options) {
-    return GetParam() ? make_host_gradients(*device_, memory_, kNumels, options)
+    return GetParam() ? make_host_gradients(*device_, memory_, layout_, options)
                       : make_device_gradients(*device_, 2, options);
   }
   static std::vector<float> read(const GradientView& view, std::int64_t count) {
@@ -104,6 +104,7 @@ class GradientHomes : public testing::TestWithParam<bool> {
   }
   std::unique_ptr<Device> device_ = make_metered_cpu();
   HostMemory memory_;
+  BucketLayout layout_{kNumels, {}};
 };
 
 TEST_P(GradientHomes, OneMicroBatchStaysInItsOwnType) {

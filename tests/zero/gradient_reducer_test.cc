@@ -21,7 +21,7 @@ class GradientReducerTest : public testing::Test {
     for (int b = 0; b < layout_.num_buckets(); ++b) {
       buckets_->fill(b, [](const Segment&, const at::Tensor&) {});
     }
-    store_ = make_device_gradients(*device_, layout_.num_buckets(), {});
+    store_ = make_device_gradients(*device_, layout_.num_parameters(), {});
     reducer_ = std::make_unique<GradientReducer>(*device_, layout_, *buckets_, *store_, *communicator_);
   }
 
@@ -35,7 +35,7 @@ class GradientReducerTest : public testing::Test {
     }
     reducer_->end_backward();
   }
-  float value(int parameter) { return *static_cast<const float*>(store_->view(layout_.bucket_of(parameter)).data); }
+  float value(int parameter) { return *static_cast<const float*>(store_->view(parameter).data); }
 
   std::unique_ptr<Device> device_ = make_metered_cpu();
   std::vector<at::Tensor> parameters_{at::zeros({1}), at::zeros({1}), at::zeros({1})};
@@ -62,7 +62,7 @@ TEST_F(GradientReducerTest, ABucketClosesOnceItHasFiredAsRecorded) {
   reducer_->drop_window(true);
   reducer_->begin_backward(true);
   fire(0, 1.0F);
-  EXPECT_EQ(store_->view(layout_.bucket_of(0)).data, nullptr);
+  EXPECT_EQ(store_->view(0).data, nullptr);
   fire(0, 1.0F);
   EXPECT_EQ(value(0), 2.0F);
   reducer_->end_backward();
@@ -111,6 +111,16 @@ TEST_F(GradientReducerTest, HooksAgainWhatLostItsNode) {
 TEST_F(GradientReducerTest, AGradientLeftInGradIsAnError) {
   parameters_[1].mutable_grad() = at::ones({1});
   EXPECT_THROW(reducer_->check_hooks(), ConfigError);
+}
+
+TEST_F(GradientReducerTest, CopiesAGradientThatSomebodyKeptAndCountsBoth) {
+  at::Tensor kept;
+  parameters_[1].register_hook([&](const at::Tensor& gradient) { kept = gradient; });
+  const std::size_t before = device_->memory().current_by_owner[1];
+  window({{0, 2.0F}, {1, 3.0F}});
+  EXPECT_NE(store_->view(1).data, kept.data_ptr());
+  EXPECT_EQ(value(1), 3.0F);
+  EXPECT_EQ(device_->memory().current_by_owner[1] - before, 8U);
 }
 
 TEST_F(GradientReducerTest, UnhookedParametersKeepTheirGradients) {

@@ -44,6 +44,8 @@ class Device {
   virtual void set_memory_cap(std::size_t nbytes) = 0;
   virtual void start_timeline() = 0;
   [[nodiscard]] virtual std::vector<MemorySample> take_timeline() = 0;
+  /// Counts the tensor's memory for `owner` from now on, whoever allocated it.
+  virtual void reassign(const at::Tensor& tensor, Owner owner) = 0;
   /// Whether memory of this tensor was counted; a parameter that was not is copied into memory that is.
   [[nodiscard]] virtual bool counts(const at::Tensor& tensor) const = 0;
 };

@@ -129,6 +129,19 @@ void MemoryMeter::sample() noexcept {
   }
 }
 
+void MemoryMeter::reassign(const c10::DataPtr& data, Owner owner) noexcept {
+  if (!counts(data) || data.get() == nullptr) {
+    return;
+  }
+  Block* const block = static_cast<Block*>(data.get_context()) - 1;
+  const std::lock_guard lock(counts_mutex_);
+  memory_.current_by_owner[static_cast<std::size_t>(block->owner)] -= block->nbytes;
+  const auto index = static_cast<std::size_t>(owner);
+  memory_.current_by_owner[index] += block->nbytes;
+  memory_.peak_by_owner[index] = std::max(memory_.peak_by_owner[index], memory_.current_by_owner[index]);
+  block->owner = owner;
+}
+
 void MemoryMeter::set_cap(std::size_t nbytes) {
   const std::lock_guard lock(counts_mutex_);
   if (nbytes != 0 && memory_.current > nbytes) {

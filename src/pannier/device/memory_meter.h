@@ -55,6 +55,9 @@ class MemoryMeter final : public c10::Allocator {
     return data.get_deleter() == &MemoryMeter::free_block;
   }
 
+  /// Counts memory that was served for one owner for another from now on. Memory that is not ours is left alone.
+  void reassign(const c10::DataPtr& data, Owner owner) noexcept;
+
   /// Refuses allocations that would take the total above `nbytes` with torch's out-of-memory error; 0 lifts the cap.
   /// Throws ConfigError if more is in use already.
   void set_cap(std::size_t nbytes);

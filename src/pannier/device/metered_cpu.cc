@@ -46,6 +46,7 @@ class MeteredCpu final : public Device {
   void start_timeline() override { meter_.start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.take_timeline(); }
 
+  void reassign(const at::Tensor& tensor, Owner owner) override { meter_.reassign(tensor.storage().data_ptr(), owner); }
   [[nodiscard]] bool counts(const at::Tensor& tensor) const override {
     return meter_.counts(tensor.storage().data_ptr());
   }

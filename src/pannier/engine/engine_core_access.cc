@@ -39,16 +39,13 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   if (parts_->reducer->in_backward()) {
     parts_->reducer->end_backward();
   }
-  const GradientView view = parts_->gradients->view(parts_->layout->bucket_of(index));
+  const GradientView view = parts_->gradients->view(index);
   if (view.data == nullptr || !parts_->reducer->used(index)) {
     return std::nullopt;
   }
   const Segment& segment = parts_->layout->segment_of(index);
-  const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
   at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(device_->torch_device()));
-  parts_->gradients->compute().accumulate(flat.data_ptr<float>(),
-                                          static_cast<const char*>(view.data) + nbytes_of(segment.offset, width),
-                                          view.type, segment.numel, true);
+  parts_->gradients->compute().accumulate(flat.data_ptr<float>(), view.data, view.type, segment.numel, true);
   return parts_->parameters->view_like_parameter(flat.div_(scaler_.scale()), index).clone();
 }
 
@@ -64,14 +61,13 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
     throw ConfigError(fmt::format("the gradient of parameter {} has shape {}, got {}", parts_->parameters->name(index),
                                   owner.sizes().vec(), value.sizes().vec()));
   }
-  const GradientView view = parts_->gradients->view(parts_->layout->bucket_of(index));
+  const GradientView view = parts_->gradients->view(index);
   const Segment& segment = parts_->layout->segment_of(index);
   const bool wide = view.type == kernels::GradType::kFp32;
   const at::Tensor flat =
       at::empty({segment.numel}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
   parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * scaler_.scale());
-  parts_->path->write_state(static_cast<char*>(view.data) + nbytes_of(segment.offset, wide ? 4 : 2), flat.data_ptr(),
-                            flat.nbytes());
+  parts_->path->write_state(view.data, flat.data_ptr(), flat.nbytes());
 }
 
 void EngineCore::parameters_changed() {

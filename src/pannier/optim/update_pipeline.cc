@@ -90,44 +90,44 @@ void UpdatePipeline::take_edits(const std::vector<int>& parameters) {
   }
 }
 
+kernels::UpdateTask UpdatePipeline::task_of(const Segment& segment, const StateView& view,
+                                            const kernels::UpdateCoefficients& constants) {
+  const GradientView gradient = parts_.gradients.view(segment.parameter);
+  PANNIER_CHECK(gradient.data != nullptr, fmt::format("no gradient for parameter {}", segment.parameter));
+  const auto shape = state_shape_of(parts_.format, static_cast<int>(parts_.state_names.size()));
+  return {constants,
+          {.param = at_element(view.param, segment.offset, shape.param_nbytes),
+           .rest = at_element(view.rest, segment.offset, shape.rest_nbytes),
+           .state1 = static_cast<float*>(at_element(view.state1, segment.offset, 4)),
+           .state2 = static_cast<float*>(at_element(view.state2, segment.offset, 4)),
+           .grad = gradient.data,
+           .grad_type = gradient.type,
+           .numel = segment.numel}};
+}
+
 void UpdatePipeline::apply(const std::vector<std::optional<kernels::UpdateCoefficients>>& coefficients) {
   // Buckets are in backward order; the next forward needs the last one first.
   for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
     const Bucket& bucket = parts_.layout.buckets()[static_cast<std::size_t>(b)];
-    const GradientView gradient = parts_.gradients.view(b);
+    const Lease lease = parts_.states.lease(b);
     std::vector<kernels::UpdateTask> tasks;
     std::vector<int> updated;
-    const Lease lease = parts_.states.lease(b);
-    const StateView& view = lease.view();
-    const auto shape = state_shape_of(parts_.format, static_cast<int>(parts_.state_names.size()));
     for (const Segment& segment : bucket.segments) {
       const auto& constants = coefficients.at(static_cast<std::size_t>(segment.parameter));
       if (!constants) {
         continue;
       }
-      if (segment.numel == 0) {  // Alone in its bucket it has no gradient's address either.
-        updated.push_back(segment.parameter);
-        continue;
-      }
-      PANNIER_CHECK(gradient.data != nullptr,
-                    fmt::format("no gradient for bucket {} of parameter {}", b, segment.parameter));
       updated.push_back(segment.parameter);
-      const std::size_t grad_width = gradient.type == kernels::GradType::kFp32 ? 4 : 2;
-      tasks.push_back({*constants,
-                       {.param = at_element(view.param, segment.offset, shape.param_nbytes),
-                        .rest = at_element(view.rest, segment.offset, shape.rest_nbytes),
-                        .state1 = static_cast<float*>(at_element(view.state1, segment.offset, 4)),
-                        .state2 = static_cast<float*>(at_element(view.state2, segment.offset, 4)),
-                        .grad = static_cast<const char*>(gradient.data) + nbytes_of(segment.offset, grad_width),
-                        .grad_type = gradient.type,
-                        .numel = segment.numel}});
+      if (segment.numel > 0) {
+        tasks.push_back(task_of(segment, lease.view(), *constants));
+      }
     }
     if (!tasks.empty()) {
       parts_.path.compute().update(parts_.algorithm, parts_.format, tasks);
-      parts_.path.publish(b, view, 0, bucket.numel);
+      parts_.path.publish(b, lease.view(), 0, bucket.numel);
     }
-    parts_.gradients.drop(b);
     for (const int parameter : updated) {
+      parts_.gradients.drop(parameter);
       parts_.parameters.bump_version(parameter);
     }
   }

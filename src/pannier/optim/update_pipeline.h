@@ -56,6 +56,8 @@ class UpdatePipeline {
 
  private:
   [[nodiscard]] Lease lease_of(int parameter) { return parts_.states.lease(parts_.layout.bucket_of(parameter)); }
+  [[nodiscard]] kernels::UpdateTask task_of(const Segment& segment, const StateView& view,
+                                            const kernels::UpdateCoefficients& constants);
   void set_master(const Segment& segment, const StateView& view, const float* values);
   void set_master_from_parameter(const Segment& segment, const StateView& view);
   [[nodiscard]] float* state_address(const StateView& view, const std::string& name, std::int64_t offset) const;

@@ -46,7 +46,7 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
   plan.device_optimizer_states = nbytes_of(numel, shape.device_nbytes(input.optimizer_home));
   // Gradients of one micro-batch stay in their own type until their bucket closes; the sum over micro-batches is fp32.
   const bool sum_on_device = input.accumulates && input.optimizer_home == Home::kDevice;
-  plan.device_gradients = nbytes_of(numel, shape.param_nbytes + (sum_on_device ? 4U : 0U));
+  plan.device_gradients = nbytes_of(input.parameter_numel, shape.param_nbytes + (sum_on_device ? 4U : 0U));
   if (input.optimizer_home == Home::kHost) {
     std::size_t states = 0;
     for (const std::int64_t bucket_numel : input.bucket_numels) {

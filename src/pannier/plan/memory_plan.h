@@ -15,6 +15,7 @@ namespace pannier {
 /// What the plan is computed from.
 struct MemoryPlanInput {
   std::vector<std::int64_t> bucket_numels;  ///< Elements of each bucket's shard, padding included.
+  std::int64_t parameter_numel = 0;         ///< Elements of all parameters, without padding.
   StateShape shape;
   Home optimizer_home = Home::kDevice;
   bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.

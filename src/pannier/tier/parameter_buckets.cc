@@ -84,6 +84,16 @@ at::Tensor ParameterBuckets::view_like_parameter(const at::Tensor& flat_segment,
   return flat_segment.as_strided(tensor.sizes(), strides_[static_cast<std::size_t>(parameter)]);
 }
 
+bool ParameterBuckets::is_packed(const at::Tensor& tensor, int parameter) const {
+  const auto& strides = strides_[static_cast<std::size_t>(parameter)];
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) != strides[static_cast<std::size_t>(d)]) {
+      return false;
+    }
+  }
+  return tensor.sizes() == parameters_[static_cast<std::size_t>(parameter)].sizes();
+}
+
 void ParameterBuckets::bump_version(int parameter) {
   auto& tensor = parameters_[static_cast<std::size_t>(parameter)];
   tensor.unsafeGetTensorImpl()->bump_version();

@@ -45,6 +45,9 @@ class ParameterBuckets {
   /// `flat`, a tensor laid out as the parameter's bucket (gradients, say), seen with the parameter's shape and strides.
   [[nodiscard]] at::Tensor view_like_parameter(const at::Tensor& flat_segment, int parameter) const;
 
+  /// Whether a tensor of the parameter's shape has its elements in memory in the parameter's order, without gaps.
+  [[nodiscard]] bool is_packed(const at::Tensor& tensor, int parameter) const;
+
   /// Tells autograd that a parameter's values have changed.
   void bump_version(int parameter);
   /// Parameters whose values somebody else has changed since fill(), bump_version() or the last call: torch's in-place

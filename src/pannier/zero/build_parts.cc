@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <numeric>
 #include <utility>
 
 #include "pannier/base/error.h"
@@ -33,12 +34,12 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
       parts.states = make_device_store(device, shape, num_buckets, [buckets = parts.parameters.get()](int bucket) {
         return buckets->bucket(bucket);
       });
-      parts.gradients = make_device_gradients(device, num_buckets, gradients);
+      parts.gradients = make_device_gradients(device, parts.layout->num_parameters(), gradients);
       parts.path = make_device_path(device);
       return;
     case Home::kHost:
       parts.states = make_host_store(memory, shape, bucket_numels(*parts.layout));
-      parts.gradients = make_host_gradients(device, memory, bucket_numels(*parts.layout), gradients);
+      parts.gradients = make_host_gradients(device, memory, *parts.layout, gradients);
       parts.path = make_host_path(device, *parts.parameters);
       return;
     case Home::kNvme:
@@ -53,6 +54,7 @@ MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::i
                            std::size_t unmanaged_nbytes) {
   const BucketLayout layout(numels, options.buckets);
   return {.bucket_numels = bucket_numels(layout),
+          .parameter_numel = std::accumulate(numels.begin(), numels.end(), std::int64_t{0}),
           .shape = shape_of(options),
           .optimizer_home = options.optimizer_home,
           .accumulates = options.accumulates && !options.sum_in_own_type,

@@ -21,7 +21,8 @@ GradientReducer::GradientReducer(Device& device, const BucketLayout& layout, Par
       store_(store),
       communicator_(communicator),
       listener_(std::make_shared<GradientListener>([this](int parameter) { receive(parameter); })),
-      fired_(static_cast<std::size_t>(parameters.num_parameters())),
+      arrived_(static_cast<std::size_t>(parameters.num_parameters())),
+      fired_(arrived_.size()),
       used_(fired_.size()),
       open_(static_cast<std::size_t>(layout.num_buckets())) {
   for (int i = 0; i < parameters_.num_parameters(); ++i) {
@@ -86,17 +87,12 @@ void GradientReducer::receive(int parameter) {
                     "earlier steps. This step's gradients are dropped; later steps wait for it",
                     parameters_.name(parameter), fired_[index] + 1, fired_[index]));
   }
-  if (!open.gradient.defined()) {
-    const auto numel = layout_.buckets()[static_cast<std::size_t>(bucket)].numel;
-    open.gradient = device_.allocate(numel, parameters_.dtype(), Owner::kGradients);
-  }
-  const Segment& segment = layout_.segment_of(parameter);
-  const at::Tensor place =
-      parameters_.view_like_parameter(open.gradient.narrow(0, segment.offset, segment.numel), parameter);
+  at::Tensor flat = flat_gradient(parameter, gradient);
   if (fired_[index] == 0) {
-    place.copy_(gradient);
+    device_.reassign(flat, Owner::kGradients);
+    arrived_[index] = std::move(flat);
   } else {
-    place.add_(gradient);
+    arrived_[index].add_(flat);
   }
   ++fired_[index];
   used_[index] = true;
@@ -105,23 +101,28 @@ void GradientReducer::receive(int parameter) {
   }
 }
 
+// The gradient in the parameter's own order of elements. It is taken as it is where it lies so, alone in its memory;
+// torch sees to that, and copies what somebody else kept. What a hook of the user's put there instead may need a copy.
+at::Tensor GradientReducer::flat_gradient(int parameter, const at::Tensor& gradient) {
+  const std::int64_t numel = gradient.numel();
+  const bool is_its_own = gradient.use_count() == 1 && gradient.storage().nbytes() == gradient.nbytes() &&
+                          parameters_.is_packed(gradient, parameter);
+  if (is_its_own) {
+    return gradient.as_strided({numel}, {1});
+  }
+  const at::Tensor flat = device_.allocate(numel, parameters_.dtype(), Owner::kGradients);
+  parameters_.view_like_parameter(flat, parameter).copy_(gradient);
+  return flat;
+}
+
 void GradientReducer::close(int bucket) {
-  OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
-  open.closed = true;
-  if (!open.gradient.defined()) {
-    return;
-  }
+  open_[static_cast<std::size_t>(bucket)].closed = true;
   for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
-    if (fired_[static_cast<std::size_t>(segment.parameter)] == 0 && segment.numel > 0) {
-      const at::Tensor unused = open.gradient.narrow(0, segment.offset, segment.numel);
-      device_.fill_zero(unused.data_ptr(), unused.nbytes());
+    at::Tensor& gradient = arrived_[static_cast<std::size_t>(segment.parameter)];
+    if (gradient.defined()) {
+      store_.add(segment.parameter, std::exchange(gradient, at::Tensor()), last_backward_);
     }
-    // Padding travels with its bucket; it must not be garbage.
-    const std::int64_t end = segment.offset + segment.numel;
-    const at::Tensor padding = open.gradient.narrow(0, end, round_up(end, kSegmentAlignment) - end);
-    device_.fill_zero(padding.data_ptr(), padding.nbytes());
   }
-  store_.add(bucket, std::exchange(open.gradient, {}), last_backward_);
 }
 
 void GradientReducer::end_backward() {
@@ -149,18 +150,15 @@ GradientSummary GradientReducer::finish_window() {
   GradientSummary summary;
   kernels::GradientStats stats;
   for (int b = 0; b < layout_.num_buckets(); ++b) {
-    const GradientView view = store_.view(b);
-    if (view.data == nullptr) {
-      continue;
-    }
-    const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
     const Shard shard =
         shard_of(layout_.buckets()[static_cast<std::size_t>(b)], communicator_.rank(), communicator_.world_size());
     for (const Piece& piece : shard.pieces) {
       if (!used(piece.parameter)) {
         continue;
       }
-      const auto* data = static_cast<const char*>(view.data) + nbytes_of(piece.bucket_offset, width);
+      const GradientView view = store_.view(piece.parameter);
+      const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
+      const auto* data = static_cast<const char*>(view.data) + nbytes_of(piece.parameter_offset, width);
       const auto part = store_.compute().gradient_stats(data, view.type, piece.numel);
       stats.sum_of_squares.add(part.sum_of_squares);
       stats.num_nonfinite += part.num_nonfinite;
@@ -181,7 +179,10 @@ void GradientReducer::drop_window(bool complete) {
   in_backward_ = false;
   for (int b = 0; b < layout_.num_buckets(); ++b) {
     open_[static_cast<std::size_t>(b)] = {};
-    store_.drop(b);
+  }
+  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+    arrived_[static_cast<std::size_t>(i)] = at::Tensor();
+    store_.drop(i);
   }
   recorded_ = recorded_ || (complete && backward_index_ > 0);
   if (!recorded_) {

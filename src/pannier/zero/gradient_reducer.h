@@ -69,13 +69,13 @@ class GradientReducer {
 
  private:
   struct OpenBucket {
-    at::Tensor gradient;  ///< Flat, in the parameters' type; undefined until a gradient arrives.
     int num_waiting = 0;  ///< Parameters that have not fired as often as recorded.
     bool closed = false;  ///< In this backward.
   };
 
   void receive(int parameter);
   void check_gradient(int parameter, const at::Tensor& gradient) const;
+  [[nodiscard]] at::Tensor flat_gradient(int parameter, const at::Tensor& gradient);
   void close(int bucket);
   [[nodiscard]] int expected(int parameter) const;
 
@@ -93,6 +93,7 @@ class GradientReducer {
   std::size_t backward_index_ = 0;        ///< Backwards that have begun in this window.
   bool recorded_ = false;                 ///< A complete window has been seen.
   std::vector<std::vector<int>> record_;  ///< [backward][parameter]: firings.
+  std::vector<at::Tensor> arrived_;       ///< Flat gradients of this backward whose bucket is still open, by parameter.
   std::vector<int> fired_;                ///< In this backward, by parameter.
   std::vector<bool> used_;
   std::vector<OpenBucket> open_;
