@@ -31,7 +31,8 @@ TEST(MemoryMeter, InstallsOnce) { EXPECT_EQ(&MemoryMeter::install(), &MemoryMete
 TEST(MemoryMeter, RefusesAboveTheCapAndCountsNothing) {
   MemoryMeter& meter = MemoryMeter::install();
   const std::size_t before = meter.memory().current;
-  meter.set_cap(before + 1000);
+  meter.add_cap(before + 5000);
+  meter.add_cap(before + 1000);
   try {
     const at::Tensor tensor = at::empty({1000}, at::kFloat);
     FAIL() << "an allocation above the cap passed";
@@ -40,8 +41,11 @@ TEST(MemoryMeter, RefusesAboveTheCapAndCountsNothing) {
   }
   EXPECT_EQ(meter.memory().current, before);
   const at::Tensor fits = at::empty({250}, at::kFloat);
-  EXPECT_THROW(meter.set_cap(1), ConfigError);
-  meter.set_cap(0);
+  EXPECT_THROW(meter.add_cap(1), ConfigError);
+  meter.remove_cap(before + 1000);
+  EXPECT_EQ(meter.memory().cap, before + 5000);
+  meter.remove_cap(before + 5000);
+  EXPECT_EQ(meter.memory().cap, 0U);
 }
 
 TEST(MemoryMeter, KeepsTheAlignmentOfTorch) {

@@ -42,13 +42,14 @@ def test_raw_allocations_of_torchs_libraries() -> None:
 
 def test_cap_refuses_and_recovers() -> None:
     held = torch.ones(100)
-    torch.ops.pannier.set_device_memory_cap(in_use() + 10_000)
+    cap = in_use() + 10_000
+    torch.ops.pannier.add_device_memory_cap(cap)
     try:
         with pytest.raises(pannier.OutOfMemoryError, match=r"CPU out of memory\. Tried to allocate"):
             torch.zeros(10_000)
         assert torch.zeros(1000).sum() == 0
         with pytest.raises(ValueError, match="cap"):
-            torch.ops.pannier.set_device_memory_cap(1)
+            torch.ops.pannier.add_device_memory_cap(1)
     finally:
-        torch.ops.pannier.set_device_memory_cap(0)
+        torch.ops.pannier.remove_device_memory_cap(cap)
     assert torch.zeros(10_000).numel() == 10_000 and held.sum() == 100

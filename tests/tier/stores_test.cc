@@ -73,15 +73,38 @@ TEST(ParameterBuckets, FindsEditsOnce) {
   const BucketLayout layout(numels, {});
   ParameterBuckets buckets(*device, layout, {a, b}, {"a", "b"}, at::kFloat);
   buckets.fill(0, [](const Segment&, const at::Tensor&) {});
-  EXPECT_TRUE(buckets.take_edits().empty());
+  EXPECT_TRUE(buckets.take_edits(true).empty());
   a.add_(1);
   b.set_data(at::full({4}, 7.0F));
-  EXPECT_EQ(buckets.take_edits(), (std::vector<int>{0, 1}));
+  EXPECT_EQ(buckets.take_edits(true), (std::vector<int>{0, 1}));
   EXPECT_EQ(b.data_ptr(), buckets.address(1));
   EXPECT_TRUE(at::equal(b, at::full({4}, 7.0F)));
-  EXPECT_TRUE(buckets.take_edits().empty());
+  EXPECT_TRUE(buckets.take_edits(true).empty());
   a.set_data(a.to(at::kDouble));
-  EXPECT_THROW((void)buckets.take_edits(), ConfigError);
+  EXPECT_THROW((void)buckets.take_edits(true), ConfigError);
+}
+
+TEST(ParameterBuckets, NeverOverwritesWhatSomebodyKept) {
+  const auto device = make_metered_cpu();
+  at::Tensor a = at::ones({2, 2});
+  const std::vector<std::int64_t> numels{4};
+  const BucketLayout layout(numels, {});
+  ParameterBuckets buckets(*device, layout, {a}, {"a"}, at::kFloat);
+  buckets.fill(0, [&](const Segment&, const at::Tensor& values) { buckets.bucket(0).narrow(0, 0, 4).copy_(values); });
+  at::Tensor kept = a.detach();
+  a.set_data(at::full({2, 2}, 5.0F));
+  EXPECT_TRUE(buckets.take_edits(false).empty());
+  EXPECT_THROW((void)buckets.take_edits(true), ConfigError);
+  EXPECT_TRUE(at::equal(kept, at::ones({2, 2})));
+  kept = at::Tensor();
+  EXPECT_EQ(buckets.take_edits(true).size(), 1U);
+  a.select(0, 0).fill_(1);
+  a.set_data(a.detach().t());
+  EXPECT_EQ(buckets.take_edits(true).size(), 1U);
+  EXPECT_EQ(a[1][0].item<float>(), 1.0F);
+  EXPECT_TRUE(a.is_contiguous());
+  a.set_data(at::ones({4}));
+  EXPECT_THROW((void)buckets.take_edits(true), ConfigError);
 }
 
 TEST(ParameterBuckets, RefusesMemoryThatOverlaps) {

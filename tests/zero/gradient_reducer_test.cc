@@ -103,9 +103,24 @@ TEST_F(GradientReducerTest, HooksAgainWhatLostItsNode) {
   const at::Tensor replaced = parameters_[1].detach().clone();
   parameters_[1].set_data(at::zeros({1}, at::kDouble));
   parameters_[1].set_data(replaced);
+  EXPECT_THROW(reducer_->check_hooks(), ConfigError);
   EXPECT_NO_THROW(reducer_->check_hooks());
+  parameters_[1].set_data(at::zeros({1}, at::kDouble));
+  parameters_[1].set_data(replaced);
+  reducer_->renew_hooks();
   window({{1, 3.0F}});
   EXPECT_EQ(value(1), 3.0F);
+  EXPECT_NO_THROW(reducer_->check_hooks());
+}
+
+TEST_F(GradientReducerTest, NoticesARefusedGradient) {
+  reducer_->on_unannounced([](int) { throw ConfigError("not now"); });
+  EXPECT_ANY_THROW(fire(0, 1.0F));
+  EXPECT_TRUE(reducer_->backward_failed());
+  reducer_->drop_window(false);
+  EXPECT_FALSE(reducer_->backward_failed());
+  window({{0, 1.0F}});
+  EXPECT_FALSE(reducer_->backward_failed());
 }
 
 TEST_F(GradientReducerTest, AGradientLeftInGradIsAnError) {

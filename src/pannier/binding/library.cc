@@ -91,6 +91,7 @@ void define_engine(torch::Library& library) {
            [](const Self& self, List groups) {
              return translated([&] { return static_cast<std::int64_t>(self->core.step(to_hyperparameters(groups))); });
            })
+      .def("pending_micro_batches", [](const Self& self) { return self->core.pending_micro_batches(); })
       .def("is_boundary", [](const Self& self) { return self->core.is_boundary(); })
       .def("set_boundary",
            [](const Self& self, std::int64_t value) {
@@ -169,9 +170,11 @@ TORCH_LIBRARY(pannier, library) {
       .def("step", &UpdateBench::step)
       .def("weights", &UpdateBench::weights);
   library.def("host_report() -> str", [] { return host_report_text(); });
-  library.def("set_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
-    translated([&] { MemoryMeter::install().set_cap(static_cast<std::size_t>(nbytes)); });
+  library.def("add_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
+    translated([&] { MemoryMeter::install().add_cap(static_cast<std::size_t>(nbytes)); });
   });
+  library.def("remove_device_memory_cap(int nbytes) -> ()",
+              [](std::int64_t nbytes) { MemoryMeter::install().remove_cap(static_cast<std::size_t>(nbytes)); });
   library.def("device_memory() -> str", [] { return device_memory_json(MemoryMeter::install().memory()); });
   library.def("reset_device_peak() -> ()", [] { MemoryMeter::install().reset_peak(); });
   // From here on torch's CPU memory is counted.

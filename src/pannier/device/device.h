@@ -41,7 +41,9 @@ class Device {
 
   [[nodiscard]] virtual DeviceMemory memory() const = 0;
   virtual void reset_peak() = 0;
-  virtual void set_memory_cap(std::size_t nbytes) = 0;
+  /// Limits the device's memory; of several caps the least counts. Throws ConfigError if more is in use already.
+  virtual void add_memory_cap(std::size_t nbytes) = 0;
+  virtual void remove_memory_cap(std::size_t nbytes) noexcept = 0;
   virtual void start_timeline() = 0;
   [[nodiscard]] virtual std::vector<MemorySample> take_timeline() = 0;
   /// Counts the tensor's memory for `owner` from now on, whoever allocated it.

@@ -69,9 +69,11 @@ c10::DataPtr MemoryMeter::allocate(std::size_t nbytes) {
     void* const raw = inner_.raw_allocate(sizeof(Block) + nbytes);
     void* const data = new (raw) Block{this, nbytes, owner} + 1;
     return {data, data, &MemoryMeter::free_block, cpu};
-  } catch (...) {
+  } catch (const c10::Error&) {
     uncount(owner, nbytes);
-    throw;
+    TORCH_CHECK_WITH(OutOfMemoryError, false,
+                     fmt::format("CPU out of memory. Tried to allocate {} for {}: the system has no more to give.",
+                                 format_bytes(nbytes), to_string(owner)));
   }
 }
 
@@ -142,13 +144,22 @@ void MemoryMeter::reassign(const c10::DataPtr& data, Owner owner) noexcept {
   block->owner = owner;
 }
 
-void MemoryMeter::set_cap(std::size_t nbytes) {
+void MemoryMeter::add_cap(std::size_t nbytes) {
   const std::lock_guard lock(counts_mutex_);
-  if (nbytes != 0 && memory_.current > nbytes) {
+  if (memory_.current > nbytes) {
     throw ConfigError(fmt::format("a device memory cap of {} is below the {} in use", format_bytes(nbytes),
                                   format_bytes(memory_.current)));
   }
-  memory_.cap = nbytes;
+  caps_.insert(nbytes);
+  memory_.cap = *caps_.begin();
+}
+
+void MemoryMeter::remove_cap(std::size_t nbytes) noexcept {
+  const std::lock_guard lock(counts_mutex_);
+  if (const auto found = caps_.find(nbytes); found != caps_.end()) {
+    caps_.erase(found);
+  }
+  memory_.cap = caps_.empty() ? 0 : *caps_.begin();
 }
 
 DeviceMemory MemoryMeter::memory() const {

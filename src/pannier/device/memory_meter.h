@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,9 +59,11 @@ class MemoryMeter final : public c10::Allocator {
   /// Counts memory that was served for one owner for another from now on. Memory that is not ours is left alone.
   void reassign(const c10::DataPtr& data, Owner owner) noexcept;
 
-  /// Refuses allocations that would take the total above `nbytes` with torch's out-of-memory error; 0 lifts the cap.
-  /// Throws ConfigError if more is in use already.
-  void set_cap(std::size_t nbytes);
+  /// Refuses allocations that would take the total above `nbytes` with torch's out-of-memory error. Of several caps the
+  /// least counts. Throws ConfigError if more is in use already.
+  void add_cap(std::size_t nbytes);
+  /// Lifts a cap that add_cap set.
+  void remove_cap(std::size_t nbytes) noexcept;
   [[nodiscard]] DeviceMemory memory() const;
   /// Starts a new peak at what is in use now.
   void reset_peak();
@@ -81,6 +84,7 @@ class MemoryMeter final : public c10::Allocator {
   c10::Allocator& inner_;
   mutable std::mutex counts_mutex_;  ///< Guards everything below.
   DeviceMemory memory_;
+  std::multiset<std::size_t> caps_;
   bool recording_ = false;
   std::size_t resolution_ = 0;
   std::size_t last_sampled_ = 0;

@@ -42,7 +42,8 @@ class MeteredCpu final : public Device {
   [[nodiscard]] Compute& compute() override { return compute_; }
   [[nodiscard]] DeviceMemory memory() const override { return meter_.memory(); }
   void reset_peak() override { meter_.reset_peak(); }
-  void set_memory_cap(std::size_t nbytes) override { meter_.set_cap(nbytes); }
+  void add_memory_cap(std::size_t nbytes) override { meter_.add_cap(nbytes); }
+  void remove_memory_cap(std::size_t nbytes) noexcept override { meter_.remove_cap(nbytes); }
   void start_timeline() override { meter_.start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.take_timeline(); }
 

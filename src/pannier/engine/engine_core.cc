@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
@@ -48,6 +49,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
       process_(getpid()) {
   config_.require_supported();
   check_inputs(inputs);
+  require_separate_memory(inputs);
   HostMemoryOptions host;
   host.budget_bytes = config_.pannier.host_memory_nbytes.value_or(std::numeric_limits<std::size_t>::max());
   host_memory_ = std::make_unique<HostMemory>(host);
@@ -84,10 +86,11 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     steps_.resize(parameters.size());
     parts_ =
         std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, std::move(parameters), std::move(names)));
-    parts_->reducer->on_unannounced([this] { begin_unannounced_backward(); });
+    parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
   }
   if (config_.pannier.device_memory_nbytes) {
-    device_->set_memory_cap(*config_.pannier.device_memory_nbytes);
+    device_->add_memory_cap(*config_.pannier.device_memory_nbytes);
+    cap_ = config_.pannier.device_memory_nbytes;
   }
 }
 
@@ -130,6 +133,26 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
   }
 }
 
+void EngineCore::require_separate_memory(const EngineInputs& inputs) const {
+  std::vector<std::tuple<const char*, const char*, std::size_t>> ranges;
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    const at::Tensor& parameter = inputs.parameters[i];
+    if (parameter.numel() > 0 && parameter.is_non_overlapping_and_dense()) {
+      const auto* begin = static_cast<const char*>(parameter.data_ptr());
+      ranges.emplace_back(begin, begin + parameter.nbytes(), i);
+    }
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (std::get<0>(ranges[i]) < std::get<1>(ranges[i - 1])) {
+      throw ConfigError(fmt::format(
+          "parameters {} and {} share memory but are two parameters, so they would be trained apart; tie them "
+          "by using one Parameter object for both",
+          inputs.names[std::get<2>(ranges[i - 1])], inputs.names[std::get<2>(ranges[i])]));
+    }
+  }
+}
+
 void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const {
   MemoryBudget budget{.device_nbytes = config_.pannier.device_memory_nbytes.value_or(device_->memory().cap),
                       .host_nbytes = config_.pannier.host_memory_nbytes.value_or(0)};
@@ -142,6 +165,11 @@ void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at
     budget.device_nbytes = budget.device_nbytes > in_use ? budget.device_nbytes - in_use : 1;
   }
   require_fit(input, budget);
+  // The device's memory is the machine's too; what can't be had must be refused before the first parameter moves.
+  const std::size_t wanted = plan_.host() + plan_.device_optimizer_states + plan_.device_parameters;
+  if (const std::size_t available = HostMemory().free_bytes(); wanted > available) {
+    throw OutOfMemoryError("host", "training state", wanted, available);
+  }
 }
 
 void EngineCore::move_unmanaged(const EngineInputs& inputs) {
@@ -198,44 +226,78 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
         fmt::format("backward() takes a loss of one element that depends on the parameters, got {} elements{}",
                     loss.numel(), loss.requires_grad() ? "" : " that require no gradient"));
   }
+  require_outside_backward("backward()");
   if (parts_->reducer->in_backward()) {
-    parts_->reducer->end_backward();
+    parts_->reducer->end_backward();  // One that the caller ran himself.
   }
-  if (micro_in_window_ == 0 && !parts_->reducer->window_has_backward()) {
-    broken_ = false;  // What failed belonged to a window of one micro-batch, which is gone.
+  if (!lost_micro_batches_ && !parts_->reducer->backward_failed()) {
+    broken_ = false;  // What failed was a window of one micro-batch, which is gone.
   }
+  parts_->reducer->renew_hooks();
   const bool divide = scale_by_accumulation && batch_.accumulation > 1 && config_.managed_gradient_accumulation;
   const at::Tensor reported = divide ? loss / static_cast<double>(batch_.accumulation) : loss;
   const double factor = scaler_.scale();
   const at::Tensor scaled = factor == 1.0 ? reported : reported.to(at::kFloat) * factor;
   parts_->reducer->begin_backward(is_boundary());
+  in_own_backward_ = true;
+  has_backward_ = true;
   return {reported, scaled};
 }
 
 void EngineCore::end_backward() {
   require_open();
-  parts_->reducer->end_backward();
+  try {
+    parts_->reducer->end_backward();
+  } catch (...) {
+    abort_backward();
+    throw;
+  }
+  in_own_backward_ = false;
 }
 
 void EngineCore::abort_backward() {
   require_open();
+  lost_micro_batches_ = lost_micro_batches_ || micro_in_window_ > 0;
+  in_own_backward_ = false;
   drop_gradients();
   broken_ = true;
 }
 
 at::Tensor EngineCore::scale(const at::Tensor& loss) {
   auto [reported, scaled] = begin_backward(loss, true);
+  in_own_backward_ = false;  // The caller runs it; its end is seen by the next call.
   return scaled;
 }
 
-void EngineCore::begin_unannounced_backward() {
+void EngineCore::begin_unannounced_backward(int parameter) {
   if (batch_.accumulation > 1 || scaler_.scale() != 1.0) {
     throw ConfigError(
-        "loss.backward() was called without the engine, which must divide the loss by the accumulation steps and "
-        "multiply it by the "
-        "loss scale; call engine.backward(loss), or engine.scale(loss).backward()");
+        fmt::format("a gradient of {} came from a backward that was not the engine's, which must divide the loss by "
+                    "the accumulation steps "
+                    "and multiply it by the loss scale; call engine.backward(loss) or engine.scale(loss).backward(). "
+                    "If this engine is not "
+                    "to train in that backward, freeze its parameters with requires_grad_(False)",
+                    parts_->parameters->name(parameter)));
   }
   parts_->reducer->begin_backward(is_boundary());
+  has_backward_ = true;
+}
+
+void EngineCore::require_outside_backward(const char* call) const {
+  if (in_own_backward_) {
+    throw ConfigError(fmt::format(
+        "{} was called inside a backward, from a hook for instance; call it after backward() has returned", call));
+  }
+}
+
+void EngineCore::refuse_broken_window() {
+  drop_gradients();
+  broken_ = false;
+  lost_micro_batches_ = false;
+  has_backward_ = false;
+  throw ConfigError(
+      "step() after a backward that failed: the gradients of its accumulation window were dropped, nothing was "
+      "updated");
 }
 
 StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups) {
@@ -246,26 +308,30 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   if (groups.size() != num_groups_) {
     throw ConfigError(fmt::format("step() got {} parameter groups, the engine has {}", groups.size(), num_groups_));
   }
-  if (std::exchange(broken_, false)) {
-    drop_gradients();
-    throw ConfigError(
-        "step() after a backward that failed: the gradients of its accumulation window were dropped, nothing was "
-        "updated");
-  }
+  require_outside_backward("step()");
   GradientReducer& reducer = *parts_->reducer;
-  if (!reducer.window_has_backward()) {
+  if (broken_ || reducer.backward_failed()) {
+    refuse_broken_window();
+  }
+  if (!has_backward_) {
     throw ConfigError("step() before backward(): there is no gradient to apply");
   }
   if (reducer.in_backward()) {
-    reducer.end_backward();
+    end_backward();
   }
+  try {
+    reducer.check_hooks();
+  } catch (const ConfigError&) {
+    drop_gradients();
+    throw;
+  }
+  has_backward_ = false;
   if (!is_boundary()) {
     ++counters_.micro_steps;
     ++micro_in_window_;
     return StepOutcome::kAccumulating;
   }
-  reducer.check_hooks();
-  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  parts_->pipeline->take_edits(parts_->parameters->take_edits(true));
   require_all_used();
   const GradientSummary summary = reducer.finish_window();
   const bool skip = summary.num_nonfinite > 0 && config_.check_grad_overflow;
@@ -331,10 +397,12 @@ void EngineCore::update(const std::vector<kernels::Hyperparameters>& groups, dou
 
 void EngineCore::drop_gradients() {
   require_open();
+  require_outside_backward("drop_gradients()");
   if (parts_) {
     parts_->reducer->drop_window(false);
   }
   micro_in_window_ = 0;
+  has_backward_ = false;
 }
 
 void EngineCore::reset_peaks() {
@@ -348,8 +416,8 @@ void EngineCore::close() noexcept {
   }
   closed_ = true;
   parts_.reset();
-  if (config_.pannier.device_memory_nbytes) {
-    device_->set_memory_cap(0);  // Lifting a cap can't fail.
+  if (cap_) {
+    device_->remove_memory_cap(*cap_);
   }
 }
 

@@ -73,6 +73,8 @@ class EngineCore {
   [[nodiscard]] bool is_boundary() const noexcept;
   /// Overrides the counting; empty returns to it.
   void set_boundary(std::optional<bool> boundary) noexcept { boundary_ = boundary; }
+  /// Micro-batches that step() has ended in the open window.
+  [[nodiscard]] std::int64_t pending_micro_batches() const noexcept { return micro_in_window_; }
   void set_batch(const BatchSizes& batch);
   [[nodiscard]] const BatchSizes& batch() const noexcept { return batch_; }
 
@@ -121,7 +123,10 @@ class EngineCore {
   [[nodiscard]] at::ScalarType unmanaged_dtype(const at::Tensor& parameter) const;
   void require_open() const;
   [[nodiscard]] int managed_index(int parameter) const;
-  void begin_unannounced_backward();
+  void begin_unannounced_backward(int parameter);
+  void require_outside_backward(const char* call) const;
+  void require_separate_memory(const EngineInputs& inputs) const;
+  [[noreturn]] void refuse_broken_window();
   [[nodiscard]] double find_factor(const GradientSummary& summary, bool skip);
   void skip_step(const GradientSummary& summary);
   void require_all_used();
@@ -144,7 +149,11 @@ class EngineCore {
   std::optional<bool> boundary_;
   std::optional<double> grad_norm_;
   bool overflow_ = false;
-  bool broken_ = false;  ///< A backward of this window threw.
+  bool broken_ = false;              ///< A backward of this window failed.
+  bool lost_micro_batches_ = false;  ///< With it went gradients of earlier micro-batches, so step() must say so.
+  bool in_own_backward_ = false;     ///< Between begin_backward() and its end; not in a backward that the caller runs.
+  bool has_backward_ = false;        ///< There was a backward since the last step().
+  std::optional<std::size_t> cap_;   ///< The device memory cap that this engine has set.
   bool closed_ = false;
   int process_ = 0;  ///< The process that built it; a forked child does nothing.
 };

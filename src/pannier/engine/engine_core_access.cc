@@ -14,13 +14,13 @@ namespace pannier {
 
 at::Tensor EngineCore::state(int parameter, const std::string& name) {
   const int index = managed_index(parameter);
-  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  parts_->pipeline->take_edits(parts_->parameters->take_edits(false));
   return parts_->pipeline->read(index, name);
 }
 
 void EngineCore::set_state(int parameter, const std::string& name, const at::Tensor& value) {
   const int index = managed_index(parameter);
-  parts_->pipeline->take_edits(parts_->parameters->take_edits());
+  parts_->pipeline->take_edits(parts_->parameters->take_edits(false));
   parts_->pipeline->write(index, name, value);
 }
 
@@ -75,7 +75,7 @@ void EngineCore::parameters_changed() {
   if (parts_) {
     std::vector<int> all(steps_.size());
     std::iota(all.begin(), all.end(), 0);
-    (void)parts_->parameters->take_edits();
+    (void)parts_->parameters->take_edits(true);
     parts_->pipeline->take_edits(all);
   }
 }

@@ -41,6 +41,7 @@ ParameterBuckets::ParameterBuckets(Device& device, const BucketLayout& layout, s
   }
   buckets_.resize(static_cast<std::size_t>(layout.num_buckets()));
   versions_.resize(parameters_.size());
+  storages_.resize(parameters_.size());
 }
 
 void ParameterBuckets::allocate(int bucket) {
@@ -76,6 +77,7 @@ void ParameterBuckets::point_into_bucket(int parameter) {
       address(parameter), tensor.sizes(), strides_[static_cast<std::size_t>(parameter)], [flat](void*) {},
       flat.options());
   tensor.set_data(view);
+  storages_[static_cast<std::size_t>(parameter)] = tensor.storage();
   versions_[static_cast<std::size_t>(parameter)] = tensor._version();
 }
 
@@ -100,30 +102,61 @@ void ParameterBuckets::bump_version(int parameter) {
   versions_[static_cast<std::size_t>(parameter)] = tensor._version();
 }
 
-std::vector<int> ParameterBuckets::take_edits() {
+void ParameterBuckets::require_same_kind(int parameter) const {
+  const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
+  const auto& strides = strides_[static_cast<std::size_t>(parameter)];
+  const std::string& name = names_[static_cast<std::size_t>(parameter)];
+  if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() ||
+      tensor.numel() != layout_.segment_of(parameter).numel ||
+      tensor.dim() != static_cast<std::int64_t>(strides.size())) {
+    throw ConfigError(fmt::format(
+        "parameter {} was changed behind the engine: it is now {} of shape {} on {}, the engine holds {} of {} "
+        "elements in {} dimensions on {}; change the model before initialize",
+        name, c10::toString(tensor.scalar_type()), tensor.sizes().vec(), tensor.device().str(), c10::toString(dtype_),
+        layout_.segment_of(parameter).numel, strides.size(), device_.torch_device().str()));
+  }
+  const auto& storage = storages_[static_cast<std::size_t>(parameter)];
+  const std::size_t expected_references = tensor.storage().is_alias_of(storage) ? 2 : 1;
+  if (is_replaced(parameter) && storage && storage.use_count() > expected_references) {
+    throw ConfigError(fmt::format(
+        "the data of parameter {} was replaced while something else still refers to the memory that it had, "
+        "which the engine would overwrite; keep copies (.clone()), or use copy_() to set values",
+        name));
+  }
+}
+
+bool ParameterBuckets::is_replaced(int parameter) const {
+  const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
+  return tensor.numel() > 0 && (tensor.data_ptr() != address(parameter) || !is_packed(tensor, parameter));
+}
+
+std::vector<int> ParameterBuckets::take_edits(bool take_replaced) {
   const c10::NoGradGuard no_grad;
   std::vector<int> edited;
+  std::vector<std::pair<int, at::Tensor>> replaced;
   for (int i = 0; i < num_parameters(); ++i) {
-    auto& tensor = parameters_[static_cast<std::size_t>(i)];
-    const Segment& segment = layout_.segment_of(i);
-    if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() ||
-        tensor.numel() != segment.numel) {
-      throw ConfigError(
-          fmt::format("parameter {} was changed behind the engine: it is now {} of {} elements on {}, the engine holds "
-                      "{} of {} elements on {}; change the model before initialize",
-                      names_[static_cast<std::size_t>(i)], c10::toString(tensor.scalar_type()), tensor.numel(),
-                      tensor.device().str(), c10::toString(dtype_), segment.numel, device_.torch_device().str()));
+    const at::Tensor& tensor = parameters_[static_cast<std::size_t>(i)];
+    const bool is_new = is_replaced(i);
+    if (is_new && !take_replaced) {
+      continue;
     }
-    const bool replaced = segment.numel > 0 && tensor.data_ptr() != address(i);
-    if (replaced) {
-      const at::Tensor flat = buckets_[static_cast<std::size_t>(layout_.bucket_of(i))];
-      view_like_parameter(flat.narrow(0, segment.offset, segment.numel), i).copy_(tensor.detach());
-      point_into_bucket(i);
+    require_same_kind(i);
+    if (is_new) {
+      replaced.emplace_back(i, tensor.detach().clone());
     }
-    if (replaced || tensor._version() != versions_[static_cast<std::size_t>(i)]) {
-      versions_[static_cast<std::size_t>(i)] = tensor._version();
+    if (is_new || tensor._version() != versions_[static_cast<std::size_t>(i)]) {
       edited.push_back(i);
     }
+  }
+  // Only now, when nothing can be refused any more, anything is written.
+  for (const auto& [parameter, values] : replaced) {
+    const Segment& segment = layout_.segment_of(parameter);
+    const at::Tensor flat = buckets_[static_cast<std::size_t>(layout_.bucket_of(parameter))];
+    view_like_parameter(flat.narrow(0, segment.offset, segment.numel), parameter).copy_(values);
+    point_into_bucket(parameter);
+  }
+  for (const int parameter : edited) {
+    versions_[static_cast<std::size_t>(parameter)] = parameters_[static_cast<std::size_t>(parameter)]._version();
   }
   return edited;
 }

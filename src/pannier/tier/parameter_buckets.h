@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <string>
@@ -51,14 +52,17 @@ class ParameterBuckets {
   /// Tells autograd that a parameter's values have changed.
   void bump_version(int parameter);
   /// Parameters whose values somebody else has changed since fill(), bump_version() or the last call: torch's in-place
-  /// operations (by version counter) and replaced data of the same type, which is copied into the bucket first. Throws
-  /// ConfigError naming a parameter whose type, shape or device was changed.
-  [[nodiscard]] std::vector<int> take_edits();
+  /// operations (by version counter) and, with `take_replaced`, replaced data of the same type and shape, which is
+  /// copied into the bucket. Throws ConfigError naming a parameter whose type, shape or device was changed, or whose
+  /// data was replaced while its old memory, which is the bucket's, is still somebody's; nothing is taken then.
+  [[nodiscard]] std::vector<int> take_edits(bool take_replaced);
 
  private:
   void allocate(int bucket);
   [[nodiscard]] at::Tensor flat_values(int parameter) const;
   void point_into_bucket(int parameter);
+  void require_same_kind(int parameter) const;
+  [[nodiscard]] bool is_replaced(int parameter) const;
 
   Device& device_;
   const BucketLayout& layout_;
@@ -68,6 +72,7 @@ class ParameterBuckets {
   std::vector<std::vector<std::int64_t>> strides_;
   std::vector<at::Tensor> buckets_;
   std::vector<std::int64_t> versions_;
+  std::vector<c10::Storage> storages_;  ///< Each parameter's view of its bucket.
 };
 
 }  // namespace pannier

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <array>
@@ -27,6 +28,7 @@ GradientReducer::GradientReducer(Device& device, const BucketLayout& layout, Par
       open_(static_cast<std::size_t>(layout.num_buckets())) {
   for (int i = 0; i < parameters_.num_parameters(); ++i) {
     hooks_.emplace_back(parameters_.parameter(i), i, listener_);
+    const_cast<at::Tensor&>(parameters_.parameter(i)).mutable_grad() = at::Tensor();
   }
 }
 
@@ -72,10 +74,29 @@ void GradientReducer::receive(int parameter) {
   if (!holder.defined()) {
     return;  // The parameter took part, but the graph gave it nothing.
   }
+  try {
+    take(parameter, holder);
+  } catch (...) {
+    refused_ = true;
+    holder = at::Tensor();
+    throw;
+  }
+}
+
+// Autograd runs the callback when the backward that is running now ends without an error.
+void GradientReducer::watch_end() {
+  if (!*unfinished_) {
+    *unfinished_ = true;
+    torch::autograd::Engine::get_default_engine().queue_callback([flag = unfinished_] { *flag = false; });
+  }
+}
+
+void GradientReducer::take(int parameter, at::Tensor& holder) {
   check_gradient(parameter, holder);
   if (!in_backward_) {
-    begin_unannounced_();
+    begin_unannounced_(parameter);
   }
+  watch_end();
   const at::Tensor gradient = std::exchange(holder, at::Tensor());
   const auto index = static_cast<std::size_t>(parameter);
   const int bucket = layout_.bucket_of(parameter);
@@ -177,6 +198,9 @@ GradientSummary GradientReducer::finish_window() {
 
 void GradientReducer::drop_window(bool complete) {
   in_backward_ = false;
+  refused_ = false;
+  *unfinished_ = false;
+  unfinished_ = std::make_shared<bool>(false);
   for (int b = 0; b < layout_.num_buckets(); ++b) {
     open_[static_cast<std::size_t>(b)] = {};
   }
@@ -192,20 +216,34 @@ void GradientReducer::drop_window(bool complete) {
   std::fill(used_.begin(), used_.end(), false);
 }
 
+void GradientReducer::renew_hooks() {
+  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+    const at::Tensor& parameter = parameters_.parameter(i);
+    if (parameter.requires_grad() && !hooks_[static_cast<std::size_t>(i)].is_on(parameter)) {
+      hooks_[static_cast<std::size_t>(i)] = GradientHook(parameter, i, listener_);
+    }
+  }
+}
+
 void GradientReducer::check_hooks() {
   for (int i = 0; i < parameters_.num_parameters(); ++i) {
     const at::Tensor& parameter = parameters_.parameter(i);
     if (!parameter.requires_grad()) {
       continue;  // Frozen for now: it gets no gradient and so no update.
     }
+    if (!hooks_[static_cast<std::size_t>(i)].is_on(parameter)) {
+      const_cast<at::Tensor&>(parameter).mutable_grad() = at::Tensor();
+      renew_hooks();
+      throw ConfigError(fmt::format(
+          "parameter {} was converted or replaced since its backward began, so its gradients are lost; this "
+          "window's gradients are dropped",
+          parameters_.name(i)));
+    }
     if (parameter.grad().defined()) {
       throw ConfigError(fmt::format(
           "parameter {} holds a gradient in .grad at step(), which the engine would not use: gradients come "
           "from backward; to change them use the engine's own functions",
           parameters_.name(i)));
-    }
-    if (!hooks_[static_cast<std::size_t>(i)].is_on(parameter)) {
-      hooks_[static_cast<std::size_t>(i)] = GradientHook(parameter, i, listener_);
     }
   }
 }

@@ -59,13 +59,17 @@ class GradientReducer {
   /// Forgets the window's gradients and starts a new one. `complete`: its firings are as good a record as any.
   void drop_window(bool complete);
 
-  /// Hooks parameters again whose autograd node was replaced, and throws ConfigError for one that no longer requires a
-  /// gradient or holds one in `.grad`, where nobody would see it.
+  /// Throws ConfigError for a parameter whose autograd node was replaced since the backward began (it is hooked again),
+  /// or that holds a gradient in `.grad`, where nobody would see it.
   void check_hooks();
   /// Removes the hooks; gradients then stay in `.grad`.
   void unhook() { hooks_.clear(); }
-  /// Called for a gradient outside of begin_backward and end_backward; may throw to refuse it.
-  void on_unannounced(std::function<void()> begin) { begin_unannounced_ = std::move(begin); }
+  /// Hooks again, before a backward, what lost its node since the last one; no gradient is lost then.
+  void renew_hooks();
+  /// Called with the parameter for a gradient outside of begin_backward and end_backward; may throw to refuse it.
+  void on_unannounced(std::function<void(int)> begin) { begin_unannounced_ = std::move(begin); }
+  /// Whether a gradient was refused, or a backward that the caller ran himself did not come to its end.
+  [[nodiscard]] bool backward_failed() const noexcept { return refused_ || *unfinished_; }
 
  private:
   struct OpenBucket {
@@ -74,6 +78,8 @@ class GradientReducer {
   };
 
   void receive(int parameter);
+  void take(int parameter, at::Tensor& holder);
+  void watch_end();
   void check_gradient(int parameter, const at::Tensor& gradient) const;
   [[nodiscard]] at::Tensor flat_gradient(int parameter, const at::Tensor& gradient);
   void close(int bucket);
@@ -86,8 +92,11 @@ class GradientReducer {
   Communicator& communicator_;
   std::shared_ptr<GradientListener> listener_;
   std::vector<GradientHook> hooks_;
-  std::function<void()> begin_unannounced_;
+  std::function<void(int)> begin_unannounced_;
 
+  bool refused_ = false;
+  /// True between the first gradient of a backward and its end; shared with autograd's callback, which may outlive us.
+  std::shared_ptr<bool> unfinished_ = std::make_shared<bool>(false);
   bool in_backward_ = false;
   bool last_backward_ = false;
   std::size_t backward_index_ = 0;        ///< Backwards that have begun in this window.
