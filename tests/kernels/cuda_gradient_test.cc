@@ -90,8 +90,7 @@ TEST_F(CudaGradientStats, MatchReferenceBitForBit) {
       std::vector<cuda::GradientRun> runs;
       for (std::size_t i = 0; i < sizes.size(); ++i) {
         const auto offset = gradients.offsets[i];
-        expected_by_run.push_back(
-            add_plain_stats(gradients.arena.bytes().data() + offset, type, sizes[i], expected));
+        expected_by_run.push_back(add_plain_stats(gradients.arena.bytes().data() + offset, type, sizes[i], expected));
         runs.push_back({device.data() + offset, sizes[i], 0});
       }
       const std::int64_t num_blocks = cuda::number_blocks(runs);
@@ -140,8 +139,8 @@ cuda::Decision decide_on_host(const GradientStats& stats, const cuda::DecisionIn
   decision.norm = stats.num_nonfinite > 0 ? std::numeric_limits<double>::infinity()
                                           : std::sqrt(decision.sum_of_squares) / inputs.scale;
   decision.skip = stats.num_nonfinite > 0 && inputs.skips_nonfinite ? 1 : 0;
-  const bool clips = decision.skip == 0 && inputs.clip > 0.0 && std::isfinite(decision.norm) &&
-                     decision.norm + 1e-6 > inputs.clip;
+  const bool clips =
+      decision.skip == 0 && inputs.clip > 0.0 && std::isfinite(decision.norm) && decision.norm + 1e-6 > inputs.clip;
   decision.grad_factor = static_cast<float>((clips ? inputs.clip / (decision.norm + 1e-6) : 1.0) / inputs.scale);
   return decision;
 }

@@ -113,8 +113,7 @@ struct Model {
 };
 
 void report_update(const char* what, const Model& model, std::int64_t numel, std::int64_t run_numel) {
-  const auto batch =
-      cuda::make_update_batch(Algorithm::kAdamW, StateFormat::kBf16, model.tasks(numel, run_numel));
+  const auto batch = cuda::make_update_batch(Algorithm::kAdamW, StateFormat::kBf16, model.tasks(numel, run_numel));
   const DeviceArray<cuda::UpdateRun> runs(batch.runs);
   const DeviceArray<float> factor(std::vector<float>{0.5F});
   report(what, 26.0 * static_cast<double>(numel),

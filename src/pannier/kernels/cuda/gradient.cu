@@ -8,8 +8,10 @@
 namespace pannier::kernels::cuda {
 namespace {
 
-constexpr int kLanes = 32;        // Of gradient.h's tree.
-constexpr int kRowsInFlight = 8;  // Loads that a thread has under way.
+constexpr int kTreeLanes = 32;      // Of gradient.h's tree.
+constexpr int kLanesPerThread = 2;  // So 16 threads share a block: a small bucket, too, fills the device.
+constexpr int kRowsInFlight = 16;   // Loads that a thread has under way.
+constexpr int kStatsThreads = 128;  // Of a thread block: so few that a bucket has work for every multiprocessor.
 constexpr unsigned kWholeWarp = 0xFFFFFFFFU;
 
 // Adds a finite non-negative number to limbs in the block's shared memory: ExactSum::add. A block sum is zero or far
@@ -28,13 +30,12 @@ __device__ void add_to_limbs(double value, unsigned long long* limbs) {
   atomicAdd(&limbs[limb + 2], (mantissa >> 32) >> (32 - shift));
 }
 
-// The part of a block that one thread sums: N neighbouring lanes of the tree, so that it reads 16 bytes a row. 32 / N
-// threads share a block.
+// The part of a block that one thread sums: neighbouring lanes of the tree, so that it reads one pack in each row.
 template <class Grad>
 struct LaneSums {
   using Lane = typename Grad::Lane;
-  static constexpr int kNumel = 16 / static_cast<int>(sizeof(Lane));
-  static constexpr int kThreadsPerBlock = kLanes / kNumel;
+  static constexpr int kNumel = kLanesPerThread;
+  static constexpr int kThreadsPerBlock = kTreeLanes / kNumel;
 
   double lanes[kNumel] = {};
 
@@ -50,11 +51,11 @@ struct LaneSums {
   __device__ __forceinline__ void add_block(const Lane* grad, int numel, int first_lane) {
     int row = 0;
     if (is_aligned<kNumel>(grad)) {
-      for (; row + kRowsInFlight <= numel / kLanes; row += kRowsInFlight) {
+      for (; row + kRowsInFlight <= numel / kTreeLanes; row += kRowsInFlight) {
         Pack<Lane, kNumel> packs[kRowsInFlight];
 #pragma unroll
         for (int k = 0; k < kRowsInFlight; ++k) {
-          packs[k] = load_pack<kNumel>(grad + (row + k) * kLanes + first_lane);
+          packs[k] = load_pack<kNumel>(grad + (row + k) * kTreeLanes + first_lane);
         }
 #pragma unroll
         for (int k = 0; k < kRowsInFlight; ++k) {
@@ -62,10 +63,10 @@ struct LaneSums {
         }
       }
     }
-    for (; row * kLanes < numel; ++row) {
+    for (; row * kTreeLanes < numel; ++row) {
 #pragma unroll
       for (int n = 0; n < kNumel; ++n) {
-        const int i = row * kLanes + first_lane + n;
+        const int i = row * kTreeLanes + first_lane + n;
         if (i < numel) {
           const double x = Grad::widen(grad[i]);
           lanes[n] = __fma_rn(x, x, lanes[n]);
@@ -116,7 +117,7 @@ __device__ void add_to(std::int64_t* to, unsigned long long value) {
 }
 
 template <class Grad>
-__global__ void __launch_bounds__(kThreads) stats_kernel(StatsArguments arguments) {
+__global__ void __launch_bounds__(kStatsThreads) stats_kernel(StatsArguments arguments) {
   using Sums = LaneSums<Grad>;
   constexpr int kBlocksPerWarp = 32 / Sums::kThreadsPerBlock;
   __shared__ unsigned long long limbs[ExactSum::kNumLimbs];
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(StatsArguments argument
   }
   __syncthreads();
 
-  const std::int64_t warp = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const std::int64_t warp = (static_cast<std::int64_t>(blockIdx.x) * kStatsThreads + threadIdx.x) / 32;
   const std::int64_t first = warp * kBlocksPerWarp;
   const int member = static_cast<int>(threadIdx.x % Sums::kThreadsPerBlock);
   const std::int64_t block = first + (threadIdx.x % 32) / Sums::kThreadsPerBlock;
@@ -138,9 +139,9 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(StatsArguments argument
       ++run;
     }
     const std::int64_t offset = (block - arguments.runs[run].first_block) * kBlockNumel;
-    grad = static_cast<const typename Grad::Lane*>(arguments.runs[run].grad) + offset;
-    numel = static_cast<int>(min(static_cast<long long>(kBlockNumel),
-                                 static_cast<long long>(arguments.runs[run].numel - offset)));
+    grad = in_device_memory(static_cast<const typename Grad::Lane*>(arguments.runs[run].grad)) + offset;
+    numel = static_cast<int>(
+        min(static_cast<long long>(kBlockNumel), static_cast<long long>(arguments.runs[run].numel - offset)));
     sums.add_block(grad, numel, member * Sums::kNumel);
   }
   __syncwarp();
@@ -162,9 +163,9 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(StatsArguments argument
 
 template <class Grad>
 void launch_stats(const StatsArguments& arguments, Stream stream) {
-  constexpr int kBlocksPerThreadBlock = kThreads / LaneSums<Grad>::kThreadsPerBlock;
+  constexpr int kBlocksPerThreadBlock = kStatsThreads / LaneSums<Grad>::kThreadsPerBlock;
   const auto grid = static_cast<unsigned>((arguments.num_blocks + kBlocksPerThreadBlock - 1) / kBlocksPerThreadBlock);
-  stats_kernel<Grad><<<grid, kThreads, 0, stream>>>(arguments);
+  stats_kernel<Grad><<<grid, kStatsThreads, 0, stream>>>(arguments);
   check_launch("sum squares of gradients");
 }
 

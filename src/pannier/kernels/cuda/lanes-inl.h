@@ -11,8 +11,8 @@
 
 namespace pannier::kernels::cuda {
 
-inline constexpr int kThreads = 256;    // Of a thread block.
-inline constexpr int kPackNumel = 4;    // 16 bytes of fp32, 8 of a 16-bit type: both coalesce fully.
+inline constexpr int kThreads = 256;  // Of a thread block.
+inline constexpr int kPackNumel = 4;  // 16 bytes of fp32, 8 of a 16-bit type: both coalesce fully.
 inline constexpr int kPieceNumel = kThreads * kPackNumel;
 
 /// `N` neighbouring elements. Up to 16 bytes are one access.
@@ -29,6 +29,13 @@ __device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
 template <class T, int N>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+/// Tells the compiler that a pointer read from memory is to device memory, so that it needs no generic access.
+template <class T>
+__device__ __forceinline__ T* in_device_memory(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
 }
 
 /// Whether packs of `N` elements may be read at `pointer`. Null is aligned.

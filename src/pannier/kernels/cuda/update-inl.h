@@ -43,11 +43,11 @@ struct Bf16Weight {
 template <class Weight, class Grad>
 struct Streams {
   explicit __device__ Streams(const UpdateBuffers& b)
-      : param(static_cast<typename Weight::Param*>(b.param)),
-        rest(static_cast<typename Weight::Rest*>(b.rest)),
-        state1(b.state1),
-        state2(b.state2),
-        grad(static_cast<const typename Grad::Lane*>(b.grad)) {}
+      : param(in_device_memory(static_cast<typename Weight::Param*>(b.param))),
+        rest(in_device_memory(static_cast<typename Weight::Rest*>(b.rest))),
+        state1(in_device_memory(b.state1)),
+        state2(in_device_memory(b.state2)),
+        grad(in_device_memory(static_cast<const typename Grad::Lane*>(b.grad))) {}
 
   __device__ bool are_aligned() const {
     return is_aligned<kPackNumel>(param) && is_aligned<kPackNumel>(rest) && is_aligned<kPackNumel>(state1) &&
