@@ -1,5 +1,7 @@
 """Turns the runs' records into the demo's table: what was measured, and beside it what the plan had said."""
 
+import pathlib
+
 MIB = 2**20
 GIB = 2**30
 OWNERS = {"device": ["parameters", "gradients", "optimizer states", "activations"], "host": ["optimizer states", "gradients"]}
@@ -28,6 +30,12 @@ def shown(cap: str) -> str:
 
 def size(nbytes: int) -> str:
     return f"{nbytes / GIB:.3f} GiB" if nbytes else "0"
+
+
+def processor() -> str:
+    """The processor's name."""
+    names = [line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else "unnamed processor"
 
 
 def seconds_per_step(record: dict) -> float:
