@@ -133,9 +133,9 @@ def publish(chosen: argparse.Namespace, cap: str, records: list[dict], seconds: 
     after = rest.split("<!-- end of demo -->\n")[1]
     text = (
         f"`./dev demo`: {model.NUM_PARAMETERS:,} parameters, {chosen.dtype}, Adam, {chosen.steps} steps of 8 x "
-        f"{chosen.sequence} tokens of the sources of Python's standard library, on "
-        f"{os.cpu_count()} cores ({report.processor()}). Device memory is capped at {report.shown(cap)} in the last two runs. The losses of all "
-        f"three that train are the same bits. All of it took {seconds:.0f} s.\n"
+        f"{chosen.sequence} tokens of the sources of Python's standard library, on {os.cpu_count()} cores "
+        f"({report.processor()}). Device memory is capped at {report.shown(cap)} in the last two runs. The losses of "
+        f"all three that train are the same bits. All of it took {seconds:.0f} s.\n"
     )
     page.write_text(f"{before}<!-- demo -->\n{report.markdown_table(records)}\n{text}<!-- end of demo -->\n{after}")
 
