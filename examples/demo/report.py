@@ -52,7 +52,7 @@ def seconds_per_step(record: dict) -> float:
 
 
 def _cells(record: dict, tier: str, owner: str | None) -> list[str]:
-    """Measured and planned bytes of an owner at its own peak, or of a whole tier; one cell for a run that ended early."""
+    """Measured and planned bytes of an owner at its peak, or of a whole tier; one cell for a run that ended early."""
     if "error" in record:
         return ["out of memory" if (tier, owner) == ("device", None) else "-"]
     memory, plan = record["memory"][tier], record["plan"][tier]
