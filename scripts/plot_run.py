@@ -6,6 +6,7 @@
 A RUN is a JSON file as examples/demo/train_once.py writes it, or a file of JSON lines, one a step, as
 `pannier train --metrics` writes it. Writes loss.png, and memory.png for the runs that recorded memory over time.
 """
+
 import argparse
 import json
 import pathlib
@@ -66,17 +67,35 @@ def draw_memory(axes: Axes, run: dict, steps: int, cap: float | None) -> None:
         axes.axvline(step["ended"], color="white", linewidth=1.0)
     style(axes, run["title"])
     axes.set_xlim(0, times[-1])
-    axes.set_xticks([(step["began"] + step["ended"]) / 2 for step in run["steps"][:steps]],
-                    [f"step {step['step']}\n{step['ended'] - step['began']:.2f} s" for step in run["steps"][:steps]])
+    axes.set_xticks(
+        [(step["began"] + step["ended"]) / 2 for step in run["steps"][:steps]],
+        [f"step {step['step']}\n{step['ended'] - step['began']:.2f} s" for step in run["steps"][:steps]],
+    )
     highest = max(range(len(bottom)), key=bottom.__getitem__)
     axes.plot(times[highest], bottom[highest], "o", color=INK, markersize=4, clip_on=False, zorder=5)
     at_left = times[highest] < times[-1] / 5
-    axes.annotate(f"peak {bottom[highest]:.2f} GiB", (times[highest], bottom[highest]), xytext=(-4 if at_left else 0, 7),
-                  textcoords="offset points", ha="left" if at_left else "center", fontsize=9, fontweight="bold", color=INK)
+    axes.annotate(
+        f"peak {bottom[highest]:.2f} GiB",
+        (times[highest], bottom[highest]),
+        xytext=(-4 if at_left else 0, 7),
+        textcoords="offset points",
+        ha="left" if at_left else "center",
+        fontsize=9,
+        fontweight="bold",
+        color=INK,
+    )
     if cap is not None:
         axes.axhline(cap, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-        axes.annotate(f"cap {cap:.2f} GiB", (1, cap), xycoords=("axes fraction", "data"), xytext=(-2, 4), textcoords="offset points",
-                      ha="right", fontsize=9, color=INK)
+        axes.annotate(
+            f"cap {cap:.2f} GiB",
+            (1, cap),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=9,
+            color=INK,
+        )
 
 
 def label_owners(axes: Axes, run: dict, steps: int, floor: float) -> None:
@@ -88,8 +107,19 @@ def label_owners(axes: Axes, run: dict, steps: int, floor: float) -> None:
         largest = max(sizes[owner])
         place = max(place + floor * height, base + largest / 2)
         amount = f"{largest:.2f} GiB" if largest > 0.005 else "none"
-        axes.annotate(f"{owner}\n{amount}", (1, place), xycoords=("axes fraction", "data"), xytext=(8, 0), textcoords="offset points",
-                      va="center", fontsize=9, color=color, fontweight="bold", linespacing=1.1, annotation_clip=False)
+        axes.annotate(
+            f"{owner}\n{amount}",
+            (1, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=color,
+            fontweight="bold",
+            linespacing=1.1,
+            annotation_clip=False,
+        )
         base += largest
 
 
@@ -117,11 +147,28 @@ def plot_loss(runs: list[dict], path: pathlib.Path) -> None:
         steps = range(1, len(losses) + 1)
         axes.plot(steps, losses, color=color, linewidth=1.8, marker="o", markersize=4)
         name = titles[0] if len(titles) == 1 else " and\n".join(titles) + ":\nthe same bits"
-        axes.annotate(name, (steps[-1], losses[-1]), xytext=(14, 0), textcoords="offset points", va="center", fontsize=9, color=color,
-                      fontweight="bold", annotation_clip=False)
+        axes.annotate(
+            name,
+            (steps[-1], losses[-1]),
+            xytext=(14, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=color,
+            fontweight="bold",
+            annotation_clip=False,
+        )
         for index, above in ((0, True), (-1, False)):
-            axes.annotate(f"{losses[index]:.2f}", (steps[index], losses[index]), xytext=(0, 7 if above else -8),
-                          textcoords="offset points", ha="center", va="bottom" if above else "top", fontsize=9, color=INK)
+            axes.annotate(
+                f"{losses[index]:.2f}",
+                (steps[index], losses[index]),
+                xytext=(0, 7 if above else -8),
+                textcoords="offset points",
+                ha="center",
+                va="bottom" if above else "top",
+                fontsize=9,
+                color=INK,
+            )
     style(axes, "loss (cross-entropy)")
     axes.set_xlabel(runs[0].get("steps_are", "step"))
     axes.set_ylim(0, 1.15 * max(max(losses) for losses in groups))
@@ -134,7 +181,9 @@ def plot_loss(runs: list[dict], path: pathlib.Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for the plots (default: here)")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for the plots (default: here)"
+    )
     parser.add_argument("--steps", type=int, default=3, help="steps that the memory plot shows (default: 3)")
     parser.add_argument("--cap", type=float, help="a line at this many bytes of device memory")
     chosen = parser.parse_args()

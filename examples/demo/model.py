@@ -1,4 +1,5 @@
 """The model that the demo trains: a BERT-like encoder with a linear head, 95,069,488 parameters at its full size."""
+
 import torch
 from torch import nn
 
@@ -11,7 +12,9 @@ class BigModel(nn.Module):
     def __init__(self, vocabulary: int = 30000, width: int = 1024, heads: int = 16, layers: int = 4) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(d_model=width, nhead=heads, batch_first=True) for _ in range(layers)])
+        self.blocks = nn.ModuleList(
+            [nn.TransformerEncoderLayer(d_model=width, nhead=heads, batch_first=True) for _ in range(layers)]
+        )
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,13 @@
 """Turns the runs' records into the demo's table: what was measured, and beside it what the plan had said."""
 
+import pathlib
+
 MIB = 2**20
 GIB = 2**30
-OWNERS = {"device": ["parameters", "gradients", "optimizer states", "activations"], "host": ["optimizer states", "gradients"]}
+OWNERS = {
+    "device": ["parameters", "gradients", "optimizer states", "activations"],
+    "host": ["optimizer states", "gradients"],
+}
 NOTE = "* before activations, which are the model's own and known only after the first step"
 
 
@@ -30,6 +35,16 @@ def size(nbytes: int) -> str:
     return f"{nbytes / GIB:.3f} GiB" if nbytes else "0"
 
 
+def processor() -> str:
+    """The processor's name."""
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return names[0] if names else "unnamed processor"
+
+
 def seconds_per_step(record: dict) -> float:
     """The median over all steps but the first, which also warms up."""
     seconds = sorted(step["seconds"] for step in record["steps"][1:] or record["steps"])
@@ -37,12 +52,15 @@ def seconds_per_step(record: dict) -> float:
 
 
 def _cells(record: dict, tier: str, owner: str | None) -> list[str]:
-    """Measured and planned bytes of an owner, each at its own peak, or of a whole tier. A run that ended early has one cell."""
+    """Measured and planned bytes of an owner at its peak, or of a whole tier; one cell for a run that ended early."""
     if "error" in record:
         return ["out of memory" if (tier, owner) == ("device", None) else "-"]
     memory, plan = record["memory"][tier], record["plan"][tier]
     if owner is None:
-        return [size(device_peak(record) if tier == "device" else memory["peak"]), size(plan["total"]) + ("*" if tier == "device" else "")]
+        return [
+            size(device_peak(record) if tier == "device" else memory["peak"]),
+            size(plan["total"]) + ("*" if tier == "device" else ""),
+        ]
     measured = memory["by_owner"].get(owner, {"peak": 0})["peak"]
     return [size(measured), size(plan[owner]) if owner in plan else "-"]
 
@@ -66,15 +84,23 @@ def rows(records: list[dict]) -> list[list[list[str]]]:
 
 def text_table(records: list[dict]) -> str:
     """The table for a terminal."""
-    table = [[[""], *(["measured"] if "error" in record else ["measured", "plan"] for record in records)], *rows(records)]
+    table = [
+        [[""], *(["measured"] if "error" in record else ["measured", "plan"] for record in records)],
+        *rows(records),
+    ]
     titles = ["", *(record["title"] for record in records)]
     head, lines = [], [[] for _ in table]
     for index, title in enumerate(titles):
         widths = [max(len(row[index][part]) for row in table) for part in range(len(table[0][index]))]
-        widths[0] += max(0, len(title) - sum(widths) - 3 * (len(widths) - 1))  # The title stands over all of its run's cells.
+        widths[0] += max(
+            0, len(title) - sum(widths) - 3 * (len(widths) - 1)
+        )  # The title stands over all of its run's cells.
         head.append(title.rjust(sum(widths) + 3 * (len(widths) - 1)))
         for line, row in zip(lines, table, strict=True):
-            line += [cell.rjust(width) if index else cell.ljust(width) for cell, width in zip(row[index], widths, strict=True)]
+            line += [
+                cell.rjust(width) if index else cell.ljust(width)
+                for cell, width in zip(row[index], widths, strict=True)
+            ]
     return "\n".join(["   ".join(head), *("   ".join(line).rstrip() for line in lines), NOTE]) + "\n"
 
 

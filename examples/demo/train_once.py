@@ -1,10 +1,11 @@
 """Trains the demo's model once, in one configuration, and writes what happened to a JSON file.
 
-A process of its own for each run, so that nothing of one run's memory is counted in the next. `demo.py` starts it; it also
-runs by itself:
+A process of its own for each run, so that nothing of one run's memory is counted in the next. `demo.py` starts it; it
+also runs by itself:
 
     ./dev run python examples/demo/train_once.py --offload cpu --out .demo/one.json
 """
+
 import argparse
 import json
 import pathlib
@@ -55,7 +56,9 @@ def configuration(chosen: argparse.Namespace) -> dict:
 def train(chosen: argparse.Namespace, record: dict) -> None:
     """Trains, and fills `record` as it goes, so that it holds what happened before an error too."""
     torch.manual_seed(42)
-    module = model.BigModel(width=32, heads=4, layers=2, vocabulary=30000) if chosen.reduced else model.full_size_model()
+    module = (
+        model.BigModel(width=32, heads=4, layers=2, vocabulary=30000) if chosen.reduced else model.full_size_model()
+    )
     record["num_parameters"] = sum(parameter.numel() for parameter in module.parameters())
     tokens = chosen.tokens or pathlib.Path(data.prepare(pathlib.Path(".demo"))["tokens"])
     source = data.batches(tokens, chosen.batch, chosen.sequence)
@@ -76,8 +79,15 @@ def train(chosen: argparse.Namespace, record: dict) -> None:
             engine.backward(loss)
             engine.step()
             ended = time.monotonic()
-            record["steps"].append({"step": step + 1, "loss": loss.item(), "seconds": ended - began,
-                                    "began": began - started, "ended": ended - started})
+            record["steps"].append(
+                {
+                    "step": step + 1,
+                    "loss": loss.item(),
+                    "seconds": ended - began,
+                    "began": began - started,
+                    "ended": ended - started,
+                }
+            )
             progress(step + 1, chosen.steps, loss.item(), ended - began)
     finally:
         record["memory"] = engine.memory_stats()
@@ -96,9 +106,16 @@ def progress(step: int, steps: int, loss: float, seconds: float) -> None:
 
 def main() -> int:
     chosen = arguments()
-    record: dict = {"offload": chosen.offload, "device_memory": chosen.device_memory, "batch": chosen.batch,
-                    "sequence": chosen.sequence, "dtype": chosen.dtype, "config": configuration(chosen), "steps": [],
-                    "steps_are": f"step (every {NUM_BATCHES} go once over the same {NUM_BATCHES} batches)"}
+    record: dict = {
+        "offload": chosen.offload,
+        "device_memory": chosen.device_memory,
+        "batch": chosen.batch,
+        "sequence": chosen.sequence,
+        "dtype": chosen.dtype,
+        "config": configuration(chosen),
+        "steps": [],
+        "steps_are": f"step (every {NUM_BATCHES} go once over the same {NUM_BATCHES} batches)",
+    }
     status = 0
     try:
         train(chosen, record)

@@ -2,9 +2,10 @@
 
     ./dev run python examples/first_seed/train.py
 
-The batch size is "auto" there, so it is that of the first batch. Keys that have another name, or mean nothing here, each
-get one line on standard error.
+The batch size is "auto" there, so it is that of the first batch. Keys that have another name, or mean nothing here,
+are named on standard error.
 """
+
 import argparse
 import logging
 import pathlib
@@ -25,7 +26,9 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(256, 64), nn.TransformerEncoderLayer(64, nhead=4, batch_first=True), nn.Linear(64, 256))
+    model = nn.Sequential(
+        nn.Embedding(256, 64), nn.TransformerEncoderLayer(64, nhead=4, batch_first=True), nn.Linear(64, 256)
+    )
     engine, _, _, _ = pannier.initialize(model=model, model_parameters=model.parameters(), config=chosen.config)
 
     text = torch.tensor(list(pathlib.Path(__file__).read_bytes()))

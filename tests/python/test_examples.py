@@ -1,4 +1,5 @@
 """The examples run, and say what their pages claim. Models and steps are few here; `./dev demo` runs the real thing."""
+
 import itertools
 import json
 import os
@@ -18,7 +19,9 @@ sys.path.insert(0, str(EXAMPLES / "demo"))
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs Python with `command`; fails with its whole output unless it ends well."""
-    result = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False, cwd=cwd, env=os.environ)
+    result = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False, cwd=cwd, env=os.environ
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result
 
@@ -51,7 +54,13 @@ def test_script_for_deepspeed_runs_unchanged(tmp_path: pathlib.Path) -> None:
 def test_configuration_from_the_web_is_accepted_with_a_line_for_each_odd_key() -> None:
     result = run(EXAMPLES / "first_seed/train.py", "--steps", "3")
     assert "batch size 8, skipped steps 0" in result.stdout
-    for key in ("stage3_prefetch_size", "stage3_max_live_params", "stage3_max_unused_params", "contiguous_gradients", "sub_group_size"):
+    for key in (
+        "stage3_prefetch_size",
+        "stage3_max_live_params",
+        "stage3_max_unused_params",
+        "contiguous_gradients",
+        "sub_group_size",
+    ):
         assert key in result.stderr
 
 
@@ -67,7 +76,18 @@ def test_nvme_fragment_is_read_and_refused_by_name(tmp_path: pathlib.Path) -> No
 
 
 def test_demo_holds_its_promises_with_a_small_model(tmp_path: pathlib.Path) -> None:
-    output = run(EXAMPLES / "demo/demo.py", "--reduced", "--steps", "8", "--sequence", "16", "--out", tmp_path, "--data", ROOT / ".demo").stdout
+    output = run(
+        EXAMPLES / "demo/demo.py",
+        "--reduced",
+        "--steps",
+        "8",
+        "--sequence",
+        "16",
+        "--out",
+        tmp_path,
+        "--data",
+        ROOT / ".demo",
+    ).stdout
     assert "FAILED" not in output
     assert output.count("ok    ") == 5
     assert "out of memory" in output
@@ -94,7 +114,9 @@ def test_batches_depend_on_nothing_but_the_seed() -> None:
     assert text["vocabulary"] == 30_000
     tokens = pathlib.Path(text["tokens"])
     once, again = (list(itertools.islice(data.batches(tokens, 8, 16), 3)) for _ in range(2))
-    assert all(torch.equal(a, b) for first, second in zip(once, again, strict=True) for a, b in zip(first, second, strict=True))
+    assert all(
+        torch.equal(a, b) for first, second in zip(once, again, strict=True) for a, b in zip(first, second, strict=True)
+    )
     inputs, labels = once[0]
     assert inputs.shape == (8, 16) and labels.shape == (8,)
     assert int(inputs.max()) < 30_000
