@@ -20,6 +20,7 @@ from pannier import backward_checks, core, groups, inputs, managed
 from pannier.config import Config
 from pannier.config_values import ConfigValues
 from pannier.errors import ConfigError, UsageError
+from pannier.group_values import hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 from pannier.places import Places
@@ -63,6 +64,8 @@ class Engine(ConfigValues, torch.nn.Module):
         self._core = handle
         self._process_id = os.getpid()
         self._params = list(params)
+        # Only SGD has a momentum in its groups.
+        self.has_momentum = optimizer is not None and "momentum_buffer" in core.call(handle.state_keys)
         self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
         optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self._places = Places(module, optimized)
@@ -113,7 +116,7 @@ class Engine(ConfigValues, torch.nn.Module):
         groups.require_known_groups(optimizer.param_groups, self._num_groups)
         self._places.require_unchanged()
         self._step_applied = False
-        outcome = core.call(self.core.step, groups.hyperparameters(optimizer.param_groups))
+        outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.has_momentum))
         if outcome == 0:
             return
         optimizer.mark_stepped()

@@ -13,13 +13,12 @@ from pannier import core
 from pannier.config import Config
 from pannier.descriptors import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, DeepSpeedCPULion, FusedAdam, FusedLion
 from pannier.errors import ConfigError, UsageError
+from pannier.group_values import require_valid_group
 
 _SUPPORTED = (
     "torch.optim Adam, AdamW, SGD and Adagrad, and DeepSpeedCPUAdam, FusedAdam, DeepSpeedCPUAdagrad, "
     "DeepSpeedCPULion and FusedLion"
 )
-_REFUSED = ("amsgrad", "maximize", "differentiable")
-_SCALARS = ("lr", "eps", "weight_decay", "momentum", "dampening", "nesterov", "lr_decay", "bias_correction")
 
 
 def build_optimizer(
@@ -129,9 +128,7 @@ def group_indices(optimizer: torch.optim.Optimizer | None, named_params: Mapping
     index_of: dict[int, int] = {}
     name_of = {id(param): name for name, param in named_params.items()}
     for index, group in enumerate(optimizer.param_groups):
-        for key in _REFUSED:
-            if group.get(key):
-                raise ConfigError(f"parameter group {index} sets {key}, which is not supported")
+        require_valid_group(f"parameter group {index}", group)
         for param in group["params"]:
             name = name_of.get(id(param))
             if name is None:
@@ -143,18 +140,6 @@ def group_indices(optimizer: torch.optim.Optimizer | None, named_params: Mapping
     if not any(param.requires_grad for param in named_params.values() if id(param) in index_of):
         raise ConfigError("no parameter group holds a trainable parameter, but an optimizer is asked for")
     return [index_of.get(id(param), -1) for param in named_params.values()]
-
-
-def hyperparameters(param_groups: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """What the core reads of each group, as it is now."""
-    result = []
-    for group in param_groups:
-        values = {key: float(group[key]) for key in _SCALARS if key in group}
-        if "betas" in group:
-            beta1, beta2 = group["betas"]
-            values["beta1"], values["beta2"] = float(beta1), float(beta2)
-        result.append(values)
-    return result
 
 
 def require_known_groups(param_groups: Sequence[Mapping[str, Any]], count: int) -> None:

@@ -13,6 +13,7 @@ from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
 from pannier.errors import ConfigError, UsageError
+from pannier.group_values import hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
@@ -77,7 +78,7 @@ def initialize(
         Loader.require_dataset(training_data)
 
     states = groups.take_states(basic)
-    numbers = [] if wrapped is None else groups.hyperparameters(wrapped.param_groups)
+    numbers = [] if wrapped is None else hyperparameters(wrapped.param_groups)
     buffers = list(model.buffers())
     try:
         handle = core.new_engine(read.core, rule, list(params), list(params.values()), group_of, numbers, buffers)
