@@ -4,12 +4,13 @@ parameter groups, the rule that the core updates by, and the numbers that each s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pannier import core
+from pannier import core, saved_states
 from pannier.config import Config
 from pannier.descriptors import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, DeepSpeedCPULion, FusedAdam, FusedLion
 from pannier.errors import ConfigError, UsageError
@@ -151,6 +152,34 @@ def require_known_groups(param_groups: Sequence[Mapping[str, Any]], count: int) 
         )
 
 
+def require_states(optimizer: torch.optim.Optimizer | None, named_params: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raises where a state that the optimizer already has does not fit its parameter."""
+    if optimizer is None:
+        return
+    for name, param in named_params.items():
+        for key, value in optimizer.state.get(param, {}).items():
+            if key == "step":
+                saved_states.step_of(value, f"optimizer state step of parameter {name}")
+            elif value is not None:
+                saved_states.require_tensor(value, param, f"optimizer state {key} of parameter {name}", "the parameter")
+
+
+@contextlib.contextmanager
+def restored_on_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Puts the values of the groups back where the block raises: schedulers write into them."""
+    before = [] if optimizer is None else [dict(group) for group in optimizer.param_groups]
+    lrs = [group["lr"].clone() if isinstance(group.get("lr"), torch.Tensor) else None for group in before]
+    try:
+        yield
+    except BaseException:
+        for group, values, lr in zip([] if optimizer is None else optimizer.param_groups, before, lrs, strict=True):
+            group.clear()
+            group.update(values)
+            if lr is not None:
+                group["lr"].copy_(lr)
+        raise
+
+
 def take_states(optimizer: torch.optim.Optimizer | None) -> dict[int, dict[str, Any]]:
     """States that the optimizer already has, by id(parameter). It lets go of them: the engine is to hold them.
 
@@ -196,4 +225,4 @@ def give_states(handle: Any, states: Mapping[int, Mapping[str, Any]], params: Ma
         if state.get("momentum_buffer") is not None and "step" not in state:
             core.call(handle.set_param_step, index, 1)  # torch's SGD counts nothing; a momentum means a step was made.
         elif "step" in state:
-            core.call(handle.set_param_step, index, int(state["step"]))
+            core.call(handle.set_param_step, index, saved_states.step_of(state["step"], "step"))
