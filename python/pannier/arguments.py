@@ -1,8 +1,13 @@
-"""Command-line arguments of training scripts, by DeepSpeed's names."""
+"""Command-line arguments of training scripts, by DeepSpeed's names; and checks of what methods are given."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
+
+import torch
+
+from pannier.errors import ConfigError
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -13,3 +18,15 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     group.add_argument("--deepscale", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--deepscale_config", default=None, type=str, help=argparse.SUPPRESS)
     return parser
+
+
+def require_size(name: str, value: Any) -> None:
+    """Raises for what is not a whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a positive whole number, not {value!r}")
+
+
+def require_tensor(name: str, value: Any) -> None:
+    """Raises for what is not a tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(f"{name} must be a tensor, not {value!r}")

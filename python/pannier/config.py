@@ -31,8 +31,8 @@ class Config(ConfigValues):
 
     def __init__(self, text: str, origin: str, *, brings_optimizer: bool, brings_scheduler: bool) -> None:
         self.torch_scheduler: tuple[str, dict[str, Any]] | None = None
-        text = self._leave_out(text, brings_optimizer, brings_scheduler)
         try:
+            text = self._leave_out(text, brings_optimizer, brings_scheduler)
             self.core = core.new_config(text)
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error}" if origin else str(error)) from None
@@ -66,11 +66,15 @@ class Config(ConfigValues):
         # What the caller brings has priority over the sections, and a scheduler of torch's is built here, not in the
         # core. A text that can't be read goes to the core as it is, which says what is wrong with it.
         try:
-            values = json.loads(_COMMENT.sub(lambda match: match.group(1) or "", text))
+            values = json.loads(_without_comments(text), object_pairs_hook=_once_each)
         except ValueError:
             return text
+        except RecursionError:
+            raise ConfigError("the configuration is nested too deeply to be read") from None
         if not isinstance(values, dict):
             return text
+        if not brings_optimizer:
+            _require_type(values.get("optimizer"))
         scheduler = values.get("scheduler")
         kind = scheduler.get("type") if isinstance(scheduler, dict) else None
         is_torch = isinstance(kind, str) and _is_torch_scheduler(kind)
@@ -105,20 +109,29 @@ def find(args: Any, config: Any, config_params: Any) -> tuple[str, str]:
 
 def _dumped(config: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(dict(config), default=_plain)
+        return json.dumps(_plain(config, ""))
+    except RecursionError:
+        raise ConfigError("config cannot be written as JSON: it is nested too deeply, or holds itself") from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"config cannot be written as JSON: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, path: str) -> Any:
     # What people put into dicts beside JSON's own types: numpy scalars, 0-d tensors, paths, mappings.
-    if hasattr(value, "item"):
-        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"a value of type {type(value).__name__}: {value!r}")
+    if hasattr(value, "item"):
+        try:
+            return value.item()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{path}: {type(value).__name__} is not a single value: {error}") from None
+    raise TypeError(f"{path} is of type {type(value).__name__}: {value!r}")
 
 
 def _read(config: str) -> tuple[str, str]:
@@ -132,14 +145,36 @@ def _read(config: str) -> tuple[str, str]:
             raise ConfigError(f"{config}: not a text file") from None
     try:
         text = base64.urlsafe_b64decode(config).decode("utf-8")
-        json.loads(text)
+        json.loads(_without_comments(text))
+    except RecursionError:
+        raise ConfigError("config (base64): nested too deeply to be read") from None
     except (binascii.Error, UnicodeDecodeError, ValueError):
         raise ConfigError(f"config is neither a file that exists nor base64 of JSON: {config!r}") from None
     return text, "config (base64)"
+
+
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub(lambda match: match.group(1) or "", text)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key occurs twice")  # The core says which.
+    return values
+
+
+def _require_type(section: Any) -> None:
+    if not isinstance(section, dict) or section.get("type") is not None:
+        return
+    if not section or any(value is not None for value in section.values()):
+        raise ConfigError("optimizer.type is missing; name an optimizer, or leave the section out")
 
 
 def _is_torch_scheduler(name: str) -> bool:
     if name in lr_schedules.VALID_LR_SCHEDULES:
         return False
     found = getattr(torch.optim.lr_scheduler, name, None)
-    return isinstance(found, type) and issubclass(found, torch.optim.lr_scheduler.LRScheduler)
+    base = torch.optim.lr_scheduler.LRScheduler
+    is_abstract = found is base or name == "_LRScheduler"
+    return isinstance(found, type) and issubclass(found, base) and not is_abstract

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from pannier import backward_checks, core, groups, inputs, managed
+from pannier import arguments, backward_checks, core, groups, inputs, lr_schedules, managed
 from pannier.config import Config
 from pannier.config_values import ConfigValues
 from pannier.errors import ConfigError, UsageError
+from pannier.group_values import hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 from pannier.places import Places
@@ -63,6 +64,8 @@ class Engine(ConfigValues, torch.nn.Module):
         self._core = handle
         self._process_id = os.getpid()
         self._params = list(params)
+        # Only SGD has a momentum in its groups.
+        self.has_momentum = optimizer is not None and "momentum_buffer" in core.call(handle.state_keys)
         self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
         optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self._places = Places(module, optimized)
@@ -78,6 +81,8 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
+        if torch.compiler.is_compiling():  # The checks below can't be traced.
+            return self.module(*inputs, **kwargs)
         self.core  # noqa: B018  (raises where the engine is closed)
         if self.config.get("train_micro_batch_size_per_gpu") in (0, None, "auto"):
             self._resolve_batch_from(inputs, kwargs)
@@ -113,16 +118,22 @@ class Engine(ConfigValues, torch.nn.Module):
         groups.require_known_groups(optimizer.param_groups, self._num_groups)
         self._places.require_unchanged()
         self._step_applied = False
-        outcome = core.call(self.core.step, groups.hyperparameters(optimizer.param_groups))
+        outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.has_momentum))
         if outcome == 0:
             return
         optimizer.mark_stepped()
         self._step_applied = outcome == _APPLIED
         if self._step_applied and self.lr_scheduler is not None:
-            self.lr_scheduler.step(**(lr_kwargs or {}))
+            self._step_scheduler(lr_kwargs or {})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops gradients, but for those of an accumulation window that is partly filled, which the engine still needs."""
+        """Drops gradients, but for those of an accumulation window that is partly filled, which the engine still needs.
+
+        What was put into `.grad` of a parameter goes in any case.
+        """
+        self.core  # noqa: B018
+        for param in self._params:
+            param.grad = None
         if self.pending_micro_batches() == 0:
             self.drop_gradients()
         elif not self.said_once("zero_grad"):
@@ -248,7 +259,9 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Changes the accumulation steps so that `train_batch_size` samples make a step."""
+        arguments.require_size("train_batch_size", train_batch_size)
         micro = self.train_micro_batch_size_per_gpu()
+        arguments.require_size("train_micro_batch_size_per_gpu", micro)
         if train_batch_size <= 0 or train_batch_size % (micro * self.dp_world_size) != 0:
             raise ConfigError(
                 f"train batch size {train_batch_size} is not a positive multiple of micro batch size {micro} times "
@@ -258,6 +271,7 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
         """Changes the micro batch size; the accumulation steps stay."""
+        arguments.require_size("micro_batch_size", micro_batch_size)
         self._set_batch(micro_batch_size, self.gradient_accumulation_steps())
 
     def deepspeed_io(
@@ -369,6 +383,25 @@ class Engine(ConfigValues, torch.nn.Module):
         if module is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(module, name)
+
+    def _step_scheduler(self, arguments: Mapping[str, Any]) -> None:
+        if arguments or not lr_schedules.needs_arguments(self.lr_scheduler):
+            self.lr_scheduler.step(**arguments)
+        elif not self.said_once("lr_scheduler"):
+            _log.warning(
+                "%s.step() needs arguments, so the engine does not call it: call it yourself, or pass them to "
+                "engine.step() as lr_kwargs",
+                type(self.lr_scheduler).__name__,
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        raise UsageError("an engine can't be copied; copy engine.module, and initialize() the copy")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            "an engine can't be copied, pickled or saved; use engine.module or engine.module.state_dict(), and "
+            "optimizer.state_dict()"
+        )
 
     def _require_optimizer(self, verb: str) -> Optimizer:
         if self.optimizer is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from pannier import core, managed
+from pannier import arguments, core, managed
 from pannier.engine import Engine
 
 
@@ -41,6 +41,7 @@ def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     """Replaces the averaged, unscaled gradient of the pending window."""
+    arguments.require_tensor("value", value)
     owner = _owner_with_states(param)
     if owner is not None:
         core.call(owner[0].core.set_grad_tensor, owner[1], value)
@@ -75,6 +76,7 @@ def _state(param: torch.Tensor, key: str) -> torch.Tensor | None:
 
 
 def _set_state(param: torch.Tensor, key: str, value: torch.Tensor) -> None:
+    arguments.require_tensor("value", value)
     owner = _owner_with_states(param)
     if owner is not None:
         core.call(owner[0].core.set_state_tensor, owner[1], key, value)

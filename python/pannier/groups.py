@@ -4,22 +4,22 @@ parameter groups, the rule that the core updates by, and the numbers that each s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pannier import core
+from pannier import core, saved_states
 from pannier.config import Config
 from pannier.descriptors import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, DeepSpeedCPULion, FusedAdam, FusedLion
 from pannier.errors import ConfigError, UsageError
+from pannier.group_values import require_valid_group
 
 _SUPPORTED = (
     "torch.optim Adam, AdamW, SGD and Adagrad, and DeepSpeedCPUAdam, FusedAdam, DeepSpeedCPUAdagrad, "
     "DeepSpeedCPULion and FusedLion"
 )
-_REFUSED = ("amsgrad", "maximize", "differentiable")
-_SCALARS = ("lr", "eps", "weight_decay", "momentum", "dampening", "nesterov", "lr_decay", "bias_correction")
 
 
 def build_optimizer(
@@ -129,9 +129,7 @@ def group_indices(optimizer: torch.optim.Optimizer | None, named_params: Mapping
     index_of: dict[int, int] = {}
     name_of = {id(param): name for name, param in named_params.items()}
     for index, group in enumerate(optimizer.param_groups):
-        for key in _REFUSED:
-            if group.get(key):
-                raise ConfigError(f"parameter group {index} sets {key}, which is not supported")
+        require_valid_group(f"parameter group {index}", group)
         for param in group["params"]:
             name = name_of.get(id(param))
             if name is None:
@@ -145,18 +143,6 @@ def group_indices(optimizer: torch.optim.Optimizer | None, named_params: Mapping
     return [index_of.get(id(param), -1) for param in named_params.values()]
 
 
-def hyperparameters(param_groups: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """What the core reads of each group, as it is now."""
-    result = []
-    for group in param_groups:
-        values = {key: float(group[key]) for key in _SCALARS if key in group}
-        if "betas" in group:
-            beta1, beta2 = group["betas"]
-            values["beta1"], values["beta2"] = float(beta1), float(beta2)
-        result.append(values)
-    return result
-
-
 def require_known_groups(param_groups: Sequence[Mapping[str, Any]], count: int) -> None:
     """Raises where groups were added or removed since `initialize`."""
     if len(param_groups) != count:
@@ -164,6 +150,34 @@ def require_known_groups(param_groups: Sequence[Mapping[str, Any]], count: int) 
             f"the optimizer has {len(param_groups)} parameter groups, but had {count} at initialize(); "
             "groups can't be added or removed while an engine manages them"
         )
+
+
+def require_states(optimizer: torch.optim.Optimizer | None, named_params: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raises where a state that the optimizer already has does not fit its parameter."""
+    if optimizer is None:
+        return
+    for name, param in named_params.items():
+        for key, value in optimizer.state.get(param, {}).items():
+            if key == "step":
+                saved_states.step_of(value, f"optimizer state step of parameter {name}")
+            elif value is not None:
+                saved_states.require_tensor(value, param, f"optimizer state {key} of parameter {name}", "the parameter")
+
+
+@contextlib.contextmanager
+def restored_on_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Puts the values of the groups back where the block raises: schedulers write into them."""
+    before = [] if optimizer is None else [dict(group) for group in optimizer.param_groups]
+    lrs = [group["lr"].clone() if isinstance(group.get("lr"), torch.Tensor) else None for group in before]
+    try:
+        yield
+    except BaseException:
+        for group, values, lr in zip([] if optimizer is None else optimizer.param_groups, before, lrs, strict=True):
+            group.clear()
+            group.update(values)
+            if lr is not None:
+                group["lr"].copy_(lr)
+        raise
 
 
 def take_states(optimizer: torch.optim.Optimizer | None) -> dict[int, dict[str, Any]]:
@@ -211,4 +225,4 @@ def give_states(handle: Any, states: Mapping[int, Mapping[str, Any]], params: Ma
         if state.get("momentum_buffer") is not None and "step" not in state:
             core.call(handle.set_param_step, index, 1)  # torch's SGD counts nothing; a momentum means a step was made.
         elif "step" in state:
-            core.call(handle.set_param_step, index, int(state["step"]))
+            core.call(handle.set_param_step, index, saved_states.step_of(state["step"], "step"))

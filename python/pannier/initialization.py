@@ -13,6 +13,7 @@ from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
 from pannier.errors import ConfigError, UsageError
+from pannier.group_values import hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
@@ -68,37 +69,49 @@ def initialize(
     read.require_resolved()
     read.resolve_batch(world_size=1, loader_batch=0)
     params = checked_parameters(model)
+    loader = None if training_data is None else _build_loader(training_data, collate_fn, read)
     basic = groups.build_optimizer(optimizer, model_parameters, params, read)
     rule = "" if basic is None else groups.update_rule(basic)
     group_of = groups.group_indices(basic, params)
-    wrapped = None if basic is None else Optimizer(basic)
-    scheduler = None if wrapped is None else _build_scheduler(lr_scheduler, wrapped, read)
-    if training_data is not None:
-        Loader.require_dataset(training_data)
-
-    states = groups.take_states(basic)
-    numbers = [] if wrapped is None else groups.hyperparameters(wrapped.param_groups)
-    buffers = list(model.buffers())
-    try:
-        handle = core.new_engine(read.core, rule, list(params), list(params.values()), group_of, numbers, buffers)
-    except Exception:
-        groups.restore_states(basic, states)
-        raise
-    engine = Engine(model, read, handle, list(params.values()), wrapped)
+    trained = {
+        index: param
+        for index, (param, group) in enumerate(zip(params.values(), group_of, strict=True))
+        if group >= 0 and param.requires_grad
+    }
+    groups.require_states(basic, params)
+    with groups.restored_on_failure(basic):
+        wrapped = None if basic is None else Optimizer(basic)
+        scheduler = None if wrapped is None else _build_scheduler(lr_scheduler, wrapped, read)
+        numbers = [] if wrapped is None else hyperparameters(wrapped.param_groups)
+        states = groups.take_states(basic)
+        try:
+            handle = core.new_engine(
+                read.core, rule, list(params), list(params.values()), group_of, numbers, list(model.buffers())
+            )
+            engine = Engine(model, read, handle, list(params.values()), wrapped)
+            groups.give_states(handle, states, trained)
+        except Exception:
+            groups.restore_states(basic, states)
+            raise
     engine.collate_fn = collate_fn
     engine.lr_scheduler = scheduler
+    engine.training_dataloader = loader
     if wrapped is not None:
-        trained = {
-            index: param
-            for index, (param, group) in enumerate(zip(params.values(), group_of, strict=True))
-            if group >= 0 and param.requires_grad
-        }
         wrapped.bind(engine, {id(param): index for index, param in trained.items()})
-        groups.give_states(engine.core, states, trained)
-    if training_data is not None:
-        engine.training_dataloader = engine.deepspeed_io(training_data)
+    for param in params.values():
+        param.grad = None  # The first window starts empty.
     foreign_use.watch()
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _build_loader(data: Any, collate_fn: Callable[[list[Any]], Any] | None, config: Config) -> Loader:
+    Loader.require_dataset(data)
+    batch = config.config.get("train_micro_batch_size_per_gpu")
+    if not isinstance(batch, int) or batch < 1:
+        raise ConfigError(
+            f"training_data needs a train_micro_batch_size_per_gpu to make batches of, but that is {batch!r}"
+        )
+    return Loader(data, batch, collate_fn=collate_fn, drop_last=config.dataloader_drop_last(), pin_memory=True)
 
 
 def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -135,16 +148,25 @@ def _overlaps(param: torch.Tensor) -> bool:
 
 def _build_scheduler(given: Any, optimizer: Optimizer, config: Config) -> Any:
     if given is not None and callable(given):
-        return given(optimizer)
+        built = given(optimizer)
+        if built is not None:
+            _require_same_groups(built, optimizer)
+        return built
     if given is not None:
         _require_same_groups(given, optimizer)
         return given
     if config.torch_scheduler is not None:
         kind, params = config.torch_scheduler
         try:
-            return getattr(torch.optim.lr_scheduler, kind)(optimizer, **params)
-        except (TypeError, ValueError) as error:
+            built = getattr(torch.optim.lr_scheduler, kind)(optimizer, **params)
+        except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             raise ConfigError(f"scheduler {kind}: {error}") from None
+        if lr_schedules.needs_arguments(built):
+            raise ConfigError(
+                f"scheduler {kind}: its step() needs arguments that the engine does not have; pass it as lr_scheduler, "
+                "and call its step() yourself"
+            )
+        return built
     section = config.value("scheduler")
     if not section or not section.get("type"):
         return None

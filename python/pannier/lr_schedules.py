@@ -6,6 +6,7 @@ groups, in place, where `step()` of the engine and everybody else reads them.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -151,6 +152,17 @@ class LRRangeTest(LrSchedule):
         "lr_range_test_staircase",
         "last_batch_iteration",
     )
+
+
+def needs_arguments(scheduler: Any) -> bool:
+    """Whether its `step()` can't be called without arguments, as ReduceLROnPlateau's, which wants a metric."""
+    try:
+        inspect.signature(scheduler.step).bind()
+    except TypeError:
+        return True
+    except (ValueError, AttributeError):
+        return False
+    return False
 
 
 BY_NAME: dict[str, type[LrSchedule]] = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pannier import core
+from pannier import core, saved_states
 from pannier.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -213,44 +213,45 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Takes over what `state_dict` gave. The groups' dicts stay the same objects; their values change."""
-        saved_groups = state_dict["param_groups"]
-        if len(saved_groups) != len(self.param_groups):
-            raise ConfigError(
-                f"the saved optimizer has {len(saved_groups)} parameter groups, this one {len(self.param_groups)}"
-            )
-        for index, (group, saved) in enumerate(zip(self.param_groups, saved_groups, strict=True)):
-            if len(group["params"]) != len(saved["params"]):
-                raise ConfigError(
-                    f"parameter group {index}: {len(saved['params'])} parameters saved, {len(group['params'])} here"
-                )
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
+            raise ConfigError("state_dict must be a dict with state and param_groups")
+        handle = self.engine.core
+        keys = {*core.call(handle.state_keys), "fp32_param"}
+        saved_groups, states = state_dict["param_groups"], state_dict["state"]
+        # Everything is looked at before anything changes.
+        numbers = saved_states.require_groups(self.param_groups, saved_groups, self.engine.has_momentum)
         params = [param for group in self.param_groups for param in group["params"]]
-        numbers = [number for saved in saved_groups for number in saved["params"]]
-        self._check_states(params, numbers, state_dict["state"])
+        saved_states.require_states(params, numbers, states, keys)
+        if "loss_scaler" in state_dict:
+            saved_states.require_scaler(state_dict["loss_scaler"], core.call(handle.scaler_state))
+        number = iter(numbers)
         for group, saved in zip(self.param_groups, saved_groups, strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
-        for param, number in zip(params, numbers, strict=True):
-            self._load_param(param, state_dict["state"].get(number, {}))
+            for param in group["params"]:
+                self._load_param(param, states.get(next(number), {}), group)
         if "loss_scaler" in state_dict:
-            core.call(self.engine.core.load_scaler_state, state_dict["loss_scaler"])
+            scaler = {key: float(value) for key, value in state_dict["loss_scaler"].items()}
+            core.call(handle.load_scaler_state, scaler)
 
-    def _check_states(self, params: list[torch.Tensor], numbers: list[int], states: Mapping[int, Any]) -> None:
-        # Everything is looked at before anything changes.
-        for param, number in zip(params, numbers, strict=True):
-            for key, value in states.get(number, {}).items():
-                if isinstance(value, torch.Tensor) and key != "step" and value.shape != param.shape:
-                    raise ConfigError(
-                        f"saved state {key} of parameter {number} has shape {tuple(value.shape)}, "
-                        f"the parameter {tuple(param.shape)}"
-                    )
-
-    def _load_param(self, param: torch.Tensor, state: Mapping[str, Any]) -> None:
+    def _load_param(self, param: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         index = self.state_indices.get(id(param))
         if index is None:
             return
         handle = self.engine.core
-        known = {*core.call(handle.state_keys), "fp32_param"}
-        for key, value in state.items():
-            if key in known:
-                core.call(handle.set_state_tensor, index, key, torch.as_tensor(value))
-        if "step" in state:
-            core.call(handle.set_param_step, index, int(state["step"]))
+        keys = core.call(handle.state_keys)
+        # A parameter without saved states starts anew, as torch has it.
+        for key in keys:
+            value = state.get(key)
+            if value is None:
+                start = float(group.get("initial_accumulator_value", 0.0)) if key == "sum" else 0.0
+                value = torch.full(param.shape, start)
+            core.call(handle.set_state_tensor, index, key, value)
+        if state.get("fp32_param") is not None:
+            core.call(handle.set_state_tensor, index, "fp32_param", state["fp32_param"])
+        if "momentum_buffer" in keys and state.get("momentum_buffer") is None:
+            step = 0  # torch's SGD starts its buffer with the next gradient.
+        elif "step" in state:
+            step = saved_states.step_of(state["step"], "step")
+        else:
+            step = int(state.get("momentum_buffer") is not None)  # torch's SGD counts nothing.
+        core.call(handle.set_param_step, index, step)

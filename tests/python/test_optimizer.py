@@ -247,3 +247,131 @@ def test_descriptors_do_not_step_alone() -> None:
         pannier.DeepSpeedCPUAdam(model.parameters()).step()
     with pytest.raises(pannier.ConfigError, match="amsgrad"):
         pannier.FusedAdam(model.parameters(), amsgrad=True)
+
+
+def changed(saved: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """`saved` with the value at a dotted path replaced, or left out where `value` is `...`."""
+    *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    place: Any = saved
+    for key in parents:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("state", ..., "param_groups"),
+        ("state", [], "state must be a dict"),
+        ("state.1", 3, "parameter 1 must be a dict"),
+        ("state.99", {}, "parameter 99"),
+        ("state.1.step", -1, "step of parameter 1 .* -1"),
+        ("state.1.step", 1.5, "step of parameter 1"),
+        ("state.1.step", "3", "step of parameter 1"),
+        ("state.1.step", True, "step of parameter 1"),
+        ("state.1.step", torch.tensor(float("nan")), "step of parameter 1"),
+        ("state.1.exp_avg", "zeros", "exp_avg of parameter 1 must be a tensor"),
+        ("state.1.exp_avg", None, "exp_avg of parameter 1 must be a tensor"),
+        ("state.1.exp_avg", ..., "parameter 1 has no exp_avg"),
+        ("state.1.exp_avg", torch.zeros(5, 7, dtype=torch.complex64), "complex64"),
+        ("state.1.fp32_param", torch.zeros(7, 5), "shape"),
+        ("loss_scaler", 1.0, "loss_scaler must be a dict"),
+        ("loss_scaler.scale", ..., "loss_scaler has no scale"),
+        ("loss_scaler.scale", 0.0, "scale must be above 0"),
+        ("loss_scaler.iteration", "7", "iteration must be a finite number"),
+        ("param_groups.0", 3, "list of dicts"),
+        ("param_groups.0.lr", "fast", "group 0: lr .* 'fast'"),
+        ("param_groups.0.lr", float("nan"), "group 0: lr .* nan"),
+        ("param_groups.0.lr", ..., "group 0 has no lr"),
+        ("param_groups.0.betas", (0.9,), "group 0: betas must be two"),
+        ("param_groups.0.betas", (0.9, 1.0), "group 0: betas must be from 0"),
+        ("param_groups.0.amsgrad", True, "amsgrad"),
+        ("param_groups.0.maximize", True, "maximize"),
+        ("param_groups.0.params", 3, "no list of params"),
+        ("param_groups.0.params.1", 0, "each once"),
+        ("param_groups.0.params.1", "b", "each once"),
+    ],
+)
+def test_saved_states_that_cannot_be_change_nothing(path: str, value: Any, message: str) -> None:
+    engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(ADAMW, dtype="fp16"))
+    one(engine, 0, "fp16")
+    fresh, other, _, _ = pannier.initialize(model=Zoo(), config=config(ADAMW, dtype="fp16"))
+    before = other.state_dict()
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["eps"] = 0.5
+    with pytest.raises(pannier.ConfigError, match=message):
+        other.load_state_dict(changed(saved, path, value))
+    after = other.state_dict()
+    assert before["param_groups"] == after["param_groups"] and before["loss_scaler"] == after["loss_scaler"]
+    for number, state in before["state"].items():
+        for key, held in state.items():
+            assert torch.equal(torch.as_tensor(held), torch.as_tensor(after["state"][number][key])), (number, key)
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "SGD"])
+def test_empty_saved_state_starts_anew(rule: str) -> None:
+    section = {"type": rule, "params": {"lr": 0.1, **({"momentum": 0.9} if rule == "SGD" else {})}}
+    engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(section))
+    one(engine, 0)
+    optimizer.load_state_dict({"state": {}, "param_groups": optimizer.state_dict()["param_groups"]})
+    for state in optimizer.state.values():
+        assert state.pop("step") == 0 and state and not any(value.any() for value in state.values())
+    second, _, _, _ = pannier.initialize(model=Zoo(), config=config(section))
+    second.load_module_state_dict({"module": engine.module_state_dict()})
+    for each in (engine, second):
+        one(each, 1)
+    for left, right in zip(engine.module.parameters(), second.module.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_state_dict_of_torchs_own_sgd() -> None:
+    model, plain = Zoo(), Zoo()
+    reference = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1, momentum=0.9, dampening=0.5)
+    plain(gradients(0, 0, torch.float32)).backward()
+    reference.step()
+    model.load_state_dict(plain.state_dict())
+    mine = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, dampening=0.5)
+    engine, optimizer, _, _ = pannier.initialize(model=model, optimizer=mine, config=config(None))
+    optimizer.load_state_dict(reference.state_dict())
+    one(engine, 1)
+    reference.zero_grad()
+    plain(gradients(1, 0, torch.float32)).backward()
+    reference.step()
+    for left, right in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(left, right, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "value"),
+    [
+        ("SGD", "momentum", 0.9),
+        ("SGD", "maximize", True),
+        ("SGD", "differentiable", True),
+        ("AdamW", "amsgrad", True),
+        ("AdamW", "lr", float("nan")),
+        ("AdamW", "lr", "0.1"),
+        ("AdamW", "lr", torch.tensor([0.1, 0.2])),
+        ("AdamW", "eps", float("inf")),
+        ("AdamW", "weight_decay", None),
+        ("AdamW", "betas", (0.9, float("nan"))),
+        ("AdamW", "betas", 0.9),
+    ],
+)
+def test_group_values_that_cannot_be(rule: str, key: str, value: Any) -> None:
+    model = Zoo()
+    groups = [{"params": [model.matrix]}, {"params": [model.long]}]
+    section = {"type": rule, "params": {"lr": 0.1}}
+    engine, optimizer, _, _ = pannier.initialize(model=model, config=config(section), model_parameters=groups)
+    before, good = model.matrix.detach().clone(), optimizer.param_groups[1].get(key, False)
+    optimizer.param_groups[1][key] = value
+    engine.backward(engine({"matrix": torch.ones(5, 7)}))
+    with pytest.raises(pannier.ConfigError, match=f"group 1.* {key}"):
+        engine.step()
+    assert torch.equal(model.matrix, before) and engine.global_steps == 0
+    optimizer.param_groups[1][key] = good
+    engine.step()
+    assert not torch.equal(model.matrix, before)
