@@ -1,6 +1,8 @@
 // pannier plan: the memory that training will take, for a model and a machine that need not be there.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "cli/commands.h"
@@ -22,13 +24,18 @@ struct PlanFlags {
 
 /// A block of a model that is known by its number of parameters alone.
 constexpr std::int64_t kUnknownTensorNumel = std::int64_t{1} << 20;
+/// Keeps the list of blocks short, for a model of any size.
+constexpr std::int64_t kMostBlocks = 1'000'000;
+/// More than any model has; above it sizes in bytes would overflow.
+constexpr double kMostParameters = 1e15;
 
 std::vector<std::int64_t> numels_of(const PlanFlags& flags) {
   std::vector<std::int64_t> numels;
   if (flags.parameters > 0) {
     const auto total = static_cast<std::int64_t>(flags.parameters);
-    for (std::int64_t done = 0; done < total; done += kUnknownTensorNumel) {
-      numels.push_back(std::min(kUnknownTensorNumel, total - done));
+    const std::int64_t block = std::max(kUnknownTensorNumel, total / kMostBlocks);
+    for (std::int64_t done = 0; done < total; done += block) {
+      numels.push_back(std::min(block, total - done));
     }
     return numels;
   }
@@ -47,6 +54,9 @@ std::vector<std::int64_t> numels_of(const PlanFlags& flags) {
 }
 
 void run(const PlanFlags& flags) {
+  if (std::isnan(flags.parameters)) {  // A range check lets it pass.
+    throw ConfigError("--parameters must be a number, not nan");
+  }
   const Config config = Config::from_file(flags.config);
   if (!config.optimizer) {
     throw ConfigError(fmt::format("{}: a plan needs an optimizer section", flags.config));
@@ -79,7 +89,7 @@ void add_plan(CLI::App& app) {
   auto flags = std::make_shared<PlanFlags>();
   command->add_option("--config", flags->config, "DeepSpeed JSON")->required();
   command->add_option("--parameters", flags->parameters, "Number of parameters, instead of the model's sizes")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1.0, kMostParameters));
   command->add_option("--vocabulary", flags->model.vocabulary)->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--width", flags->model.width)->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--layers", flags->model.layers)->check(CLI::PositiveNumber)->capture_default_str();

@@ -6,8 +6,10 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -37,11 +39,20 @@ class TokenFile {
  public:
   TokenFile(const std::string& path, std::int64_t vocabulary, std::int64_t sequence, std::uint64_t seed)
       : sequence_(sequence), random_(seed) {
+    if (std::filesystem::is_directory(path)) {
+      throw IoError(fmt::format("open tokens {}", path), EISDIR);
+    }
     std::ifstream file(path, std::ios::binary | std::ios::ate);
     if (!file) {
       throw IoError(fmt::format("open tokens {}", path), errno);
     }
+    if (!std::filesystem::is_regular_file(path)) {
+      throw ConfigError(fmt::format("{} is not a regular file, so it can't hold tokens", path));
+    }
     const auto nbytes = static_cast<std::size_t>(file.tellg());
+    if (nbytes % sizeof(std::uint16_t) != 0) {
+      throw ConfigError(fmt::format("{} holds {} bytes, but tokens of 16 bits take an even number", path, nbytes));
+    }
     tokens_.resize(nbytes / sizeof(std::uint16_t));
     file.seekg(0);
     file.read(reinterpret_cast<char*>(tokens_.data()),
@@ -98,6 +109,12 @@ std::string metrics_line(Engine& engine, std::int64_t step, double loss, double 
 
 void run(const TrainFlags& flags) {
   const Config config = Config::from_file(flags.config);
+  if (!config.optimizer) {
+    throw ConfigError(fmt::format("{}: training needs an optimizer section", flags.config));
+  }
+  if (flags.model.width % flags.model.heads != 0) {
+    throw ConfigError(fmt::format("--heads {} must divide --width {} evenly", flags.model.heads, flags.model.width));
+  }
   TokenFile data(flags.tokens, flags.model.vocabulary, flags.sequence, flags.seed);
   std::ofstream metrics;
   if (!flags.metrics.empty()) {

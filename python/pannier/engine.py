@@ -81,7 +81,7 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
-        if torch.compiler.is_compiling():  # The checks below can't be traced.
+        if torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
             return self.module(*inputs, **kwargs)
         self.core  # noqa: B018  (raises where the engine is closed)
         if self.config.get("train_micro_batch_size_per_gpu") in (0, None, "auto"):
@@ -372,7 +372,7 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def pending_micro_batches(self) -> int:
         """Micro-batches of the open window that `step()` has counted."""
-        return self.micro_steps % self.gradient_accumulation_steps()
+        return core.call(self.core.pending_micro_batches)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -373,3 +373,18 @@ def test_recomputation_changes_nothing(reentrant: bool) -> None:
             engine.destroy()
         assert results[0][0] == results[1][0]
         assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_arguments_of_the_wrong_type_are_named() -> None:
+    engine = engine_of()
+    for value in ("4", True, None, 0, 2.0):
+        with pytest.raises(pannier.ConfigError, match=f"micro_batch_size .*{value!r}"):
+            engine.set_train_micro_batch_size(value)
+        with pytest.raises(pannier.ConfigError, match=f"train_batch_size .*{value!r}"):
+            engine.set_train_batch_size(value)
+    engine.backward(engine(torch.ones(2)))
+    for verb in (pannier.safe_set_full_grad, pannier.safe_set_full_fp32_param):
+        with pytest.raises(pannier.ConfigError, match="value must be a tensor, not 3"):
+            verb(engine.module.w, 3)
+    with pytest.raises(pannier.ConfigError, match="value must be a tensor, not None"):
+        pannier.safe_set_full_optimizer_state(engine.module.w, None, "exp_avg")

@@ -299,3 +299,90 @@ def test_inputs_are_cast_only_with_auto_cast() -> None:
         engine.destroy()
         module(torch.ones(2))
         assert seen.pop() == [torch.float32]
+
+
+def test_states_that_do_not_fit_change_nothing() -> None:
+    module = model()
+    mine = torch.optim.Adam(module.parameters(), lr=0.1)
+    module(torch.ones(2, 3)).sum().backward()
+    mine.step()
+    held = mine.state[module[2].bias]
+    good, held["exp_avg"] = held["exp_avg"], torch.zeros(7)
+    with pytest.raises(pannier.ConfigError, match=r"exp_avg of parameter 2\.bias has shape \(7,\).*\(1,\)"):
+        pannier.initialize(model=module, optimizer=mine, config=config(None, dtype="bf16"))
+    assert all(param.dtype is torch.float32 for param in module.parameters()) and len(mine.state) == 4
+    held["exp_avg"] = good
+    engine = pannier.initialize(model=module, optimizer=mine, config=config(None))[0]
+    assert torch.equal(pannier.safe_get_full_optimizer_state(module[2].bias, "exp_avg"), good)
+    one_step(engine)
+
+
+def test_failed_initialize_leaves_the_groups_alone() -> None:
+    module = model()
+    mine = torch.optim.AdamW(module.parameters(), lr=0.5)
+    before = dict(mine.param_groups[0])
+    scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}
+    settings = config(None, scheduler=scheduler, pannier={"device_memory": "64 B"})
+    with pytest.raises(pannier.OutOfMemoryError):
+        pannier.initialize(model=module, optimizer=mine, config=settings)
+    assert mine.param_groups[0] == before
+
+
+def test_training_data_needs_a_batch_size() -> None:
+    module = model()
+    settings = {"train_micro_batch_size_per_gpu": "auto", "optimizer": ADAMW, "bf16": {"enabled": True}}
+    data = torch.utils.data.TensorDataset(torch.ones(6, 3))
+    with pytest.raises(pannier.ConfigError, match="training_data needs a train_micro_batch_size_per_gpu"):
+        pannier.initialize(model=module, config=settings, training_data=data)
+    assert module[0].weight.dtype is torch.float32
+    pannier.initialize(model=module, config=config(ADAMW))
+
+
+def test_gradients_from_before_are_cleared() -> None:
+    module = model()
+    module(torch.ones(2, 3)).sum().backward()
+    engine = pannier.initialize(model=module, config=config(ADAMW))[0]
+    assert all(param.grad is None for param in module.parameters())
+    assert equal(one_step(engine), one_step(pannier.initialize(model=model(), config=config(ADAMW))[0]))
+
+
+def deep(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+def test_values_that_are_not_json() -> None:
+    looped: dict = {}
+    looped["a"] = looped
+    for settings, message in (
+        ({"optimizer": {"type": "Adam", "params": {"lr": torch.ones(3)}}}, r"optimizer\.params\.lr: Tensor"),
+        ({"optimizer": {"type": "Adam", "params": {"betas": [0.9, object()]}}}, r"optimizer\.params\.betas\.1 .*object"),
+        (looped, "nested too deeply"),
+        ({**config(None), "optimizer": {}}, r"optimizer\.type is missing"),
+        ({**config(None), "optimizer": {"type": None, "params": {"lr": 0.1}}}, r"optimizer\.type is missing"),
+    ):
+        with pytest.raises(pannier.ConfigError, match=message):
+            pannier.initialize(model=model(), config=settings)
+    section = {"type": "Adam", "params": {"lr": torch.tensor(0.5), "betas": (torch.tensor(0.5), 0.75)}}
+    assert pannier.initialize(model=model(), config=config(section))[0].get_lr() == [0.5]
+
+
+def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text(deep(100_000))
+    for given in (str(path), base64.urlsafe_b64encode(deep(100_000).encode()).decode()):
+        with pytest.raises(pannier.ConfigError, match=r"(deep\.json|base64).*nested too deeply"):
+            pannier.initialize(model=model(), config=given)
+
+
+def test_base64_with_comments() -> None:
+    text = "// mine\n" + json.dumps(config(ADAMW)) + " /* end */"
+    engine = pannier.initialize(model=model(), config=base64.urlsafe_b64encode(text.encode()).decode())[0]
+    assert engine.get_lr() == [0.1]
+
+
+def test_keys_that_occur_twice_are_found_with_a_client_optimizer(tmp_path: Path) -> None:
+    path = tmp_path / "twice.json"
+    path.write_text('{"train_batch_size": 1, "optimizer": {"type": "Adam"}, "train_batch_size": 2}')
+    module = model()
+    with pytest.raises(pannier.ConfigError, match="train_batch_size: occurs twice|train_batch_size.*twice"):
+        pannier.initialize(model=module, optimizer=torch.optim.Adam(module.parameters()), config=str(path))

@@ -198,3 +198,19 @@ def test_data_loader_workers_by_fork() -> None:
         engine.backward(engine(batch).mean())
         engine.step()
     assert engine.global_steps == 4
+
+
+def test_engine_itself_does_not_copy_or_pickle() -> None:
+    engine = pannier.initialize(model=Zoo(), config=config(ADAMW))[0]
+    for verb in (copy.deepcopy, copy.copy, pickle.dumps, lambda it: torch.save(it, io.BytesIO())):
+        with pytest.raises(pannier.ConfigError, match=r"engine\.module"):
+            verb(engine)
+
+
+def test_forward_compiles_in_one_graph() -> None:
+    engine = pannier.initialize(model=nn.Linear(3, 1), config=config(ADAMW))[0]
+    compiled = torch.compile(engine, backend="eager", fullgraph=True)
+    weight = engine.module.weight.detach().clone()
+    engine.backward(compiled(torch.ones(2, 3)).mean())
+    engine.step()
+    assert engine.global_steps == 1 and not torch.equal(engine.module.weight, weight)

@@ -375,3 +375,48 @@ def test_group_values_that_cannot_be(rule: str, key: str, value: Any) -> None:
     optimizer.param_groups[1][key] = good
     engine.step()
     assert not torch.equal(model.matrix, before)
+
+
+def plateau(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+
+def test_scheduler_that_needs_a_metric_is_the_callers_to_step(caplog: pytest.LogCaptureFixture) -> None:
+    engine, _, _, scheduler = pannier.initialize(
+        model=Zoo(), config=config({"type": "SGD", "params": {"lr": 1.0}}), lr_scheduler=plateau
+    )
+    for step in range(3):
+        one(engine, step)
+        scheduler.step(1.0)
+    assert engine.get_lr() == [0.25]
+    assert len([record for record in caplog.records if "ReduceLROnPlateau.step()" in record.getMessage()]) == 1
+    engine.backward(engine(gradients(3, 0, torch.float32)))
+    engine.step(lr_kwargs={"metrics": 1.0})
+    assert engine.get_lr() == [0.125]
+
+
+@pytest.mark.parametrize("kind", ["ReduceLROnPlateau", "LRScheduler", "_LRScheduler"])
+def test_scheduler_types_that_the_config_cannot_name(kind: str) -> None:
+    with pytest.raises(pannier.ConfigError, match=kind):
+        pannier.initialize(model=Zoo(), config=config(ADAMW, scheduler={"type": kind, "params": {}}))
+
+
+def test_zero_grad_clears_what_was_put_into_grad() -> None:
+    engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(ADAMW, gas=2))
+    for micro in range(2):
+        for zero_grad in (engine.zero_grad, optimizer.zero_grad):
+            engine.module.matrix.grad = torch.ones(5, 7)
+            zero_grad()
+            assert engine.module.matrix.grad is None
+        one(engine, micro)
+    assert engine.global_steps == 1
+
+
+def test_pending_micro_batches_after_the_window_changed() -> None:
+    engine = pannier.initialize(model=Zoo(), config=config(ADAMW, gas=3))[0]
+    counts = []
+    for micro in range(4):
+        counts.append(engine.pending_micro_batches())
+        one(engine, micro)
+    engine.drop_gradients()
+    assert counts == [0, 1, 2, 0] and engine.pending_micro_batches() == 0

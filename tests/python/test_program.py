@@ -66,7 +66,8 @@ def test_train_is_the_same_with_and_without_offload(config: pathlib.Path, tokens
         ({"--metrics": "/dev/full"}, 1, "write metrics /dev/full"),
         ({"--vocabulary": "5"}, 2, "holds token 5, but the vocabulary is 5"),
         ({"--sequence": "5000"}, 2, "holds 2000 tokens, but a window takes 5001"),
-        ({"--heads": "5"}, 1, "embed_dim must be divisible by num_heads"),
+        ({"--heads": "5"}, 2, "--heads 5 must divide --width 32"),
+        ({"--tokens": "/tmp"}, 1, "open tokens /tmp: Is a directory"),
         ({"--steps": "0"}, 105, "--steps"),
     ],
 )
@@ -76,6 +77,23 @@ def test_train_says_what_is_wrong(
     flags = {"--tokens": tokens, "--config": config, "--steps": "1", **dict(zip(SMALL[0::2], SMALL[1::2], strict=True)), **change}
     result = run("train", *[part for flag in flags.items() for part in flag], code=code)
     assert message in result.stderr
+
+
+def test_train_refuses_half_a_token(config: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    odd = tmp_path / "odd.bin"
+    odd.write_bytes(bytes(2001))
+    assert f"{odd} holds 2001 bytes" in run("train", "--tokens", odd, "--config", config, *SMALL, code=2).stderr
+
+
+def test_train_needs_an_optimizer(tokens: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "c.json").write_text('{"train_batch_size": 1}')
+    result = run("train", "--tokens", tokens, "--config", tmp_path / "c.json", *SMALL, code=2)
+    assert "training needs an optimizer section" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "0.5", "-1", "1e16"])
+def test_plan_refuses_parameters_that_cannot_be(config: pathlib.Path, value: str) -> None:
+    assert "--parameters" in run("plan", "--config", config, "--parameters", value, code=2 if value == "nan" else 105).stderr
 
 
 def test_plan_prints_and_refuses(config: pathlib.Path) -> None:
