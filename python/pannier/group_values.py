@@ -32,8 +32,8 @@ def _read(name: str, group: Mapping[str, Any], has_momentum: bool) -> dict[str, 
     values = {key: _number(name, key, group[key]) for key in _SCALARS if key in group}
     if values.get("momentum") and not has_momentum:
         raise ConfigError(
-            f"{name} sets momentum to {group['momentum']!r}, but momentum was 0 in all groups at initialize(), so there "
-            "is no momentum_buffer; initialize() with a momentum above 0"
+            f"{name} sets momentum to {group['momentum']!r}, but momentum was 0 in all groups at initialize(), so "
+            "there is no momentum_buffer; initialize() with a momentum above 0"
         )
     if "betas" in group:
         values["beta1"], values["beta2"] = _betas(name, group["betas"])

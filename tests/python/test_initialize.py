@@ -355,7 +355,7 @@ def test_values_that_are_not_json() -> None:
     looped["a"] = looped
     for settings, message in (
         ({"optimizer": {"type": "Adam", "params": {"lr": torch.ones(3)}}}, r"optimizer\.params\.lr: Tensor"),
-        ({"optimizer": {"type": "Adam", "params": {"betas": [0.9, object()]}}}, r"optimizer\.params\.betas\.1 .*object"),
+        ({"optimizer": {"type": "Adam", "params": {"betas": [0.9, object()]}}}, r"params\.betas\.1 .*object"),
         (looped, "nested too deeply"),
         ({**config(None), "optimizer": {}}, r"optimizer\.type is missing"),
         ({**config(None), "optimizer": {"type": None, "params": {"lr": 0.1}}}, r"optimizer\.type is missing"),
