@@ -240,6 +240,7 @@ void GradientReducer::check_hooks() {
           parameters_.name(i)));
     }
     if (parameter.grad().defined()) {
+      const_cast<at::Tensor&>(parameter).mutable_grad() = at::Tensor();  // Else the next backward would add to it.
       throw ConfigError(fmt::format(
           "parameter {} holds a gradient in .grad at step(), which the engine would not use: gradients come "
           "from backward; to change them use the engine's own functions",
