@@ -81,5 +81,15 @@ TEST(MemoryMeter, RecordsATimeline) {
   EXPECT_TRUE(meter.take_timeline().empty());
 }
 
+TEST(MemoryMeter, RecordsMemoryThatOnlyChangesHands) {
+  MemoryMeter& meter = MemoryMeter::install();
+  const at::Tensor tensor = at::empty({1 << 20}, at::kFloat);
+  meter.start_timeline(1000);
+  meter.reassign(tensor.storage().data_ptr(), Owner::kGradients);
+  const auto samples = meter.take_timeline();
+  ASSERT_EQ(samples.size(), 2U);
+  EXPECT_EQ(samples[1].by_owner[1], samples[0].by_owner[1] + (std::size_t{4} << 20));
+}
+
 }  // namespace
 }  // namespace pannier

@@ -118,12 +118,18 @@ void MemoryMeter::uncount(Owner owner, std::size_t nbytes) noexcept {
 }
 
 void MemoryMeter::sample() noexcept {
-  const auto moved =
-      memory_.current > last_sampled_ ? memory_.current - last_sampled_ : last_sampled_ - memory_.current;
-  if (!recording_ || moved < resolution_) {
+  if (!recording_) {
     return;
   }
-  last_sampled_ = memory_.current;
+  std::size_t moved = 0;  // Over owners, so that memory which only changes hands is seen too.
+  for (std::size_t i = 0; i < kNumOwners; ++i) {
+    const auto [less, more] = std::minmax(last_sampled_[i], memory_.current_by_owner[i]);
+    moved += more - less;
+  }
+  if (moved < resolution_) {
+    return;
+  }
+  last_sampled_ = memory_.current_by_owner;
   try {
     samples_.push_back({now_seconds() - started_seconds_, memory_.current_by_owner});
   } catch (const std::bad_alloc&) {
@@ -142,6 +148,7 @@ void MemoryMeter::reassign(const c10::DataPtr& data, Owner owner) noexcept {
   memory_.current_by_owner[index] += block->nbytes;
   memory_.peak_by_owner[index] = std::max(memory_.peak_by_owner[index], memory_.current_by_owner[index]);
   block->owner = owner;
+  sample();
 }
 
 void MemoryMeter::add_cap(std::size_t nbytes) {
@@ -177,7 +184,7 @@ void MemoryMeter::start_timeline(std::size_t resolution_bytes) {
   const std::lock_guard lock(counts_mutex_);
   recording_ = true;
   resolution_ = resolution_bytes;
-  last_sampled_ = memory_.current;
+  last_sampled_ = memory_.current_by_owner;
   started_seconds_ = now_seconds();
   samples_.assign(1, {0.0, memory_.current_by_owner});
 }

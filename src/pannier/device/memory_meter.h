@@ -68,7 +68,7 @@ class MemoryMeter final : public c10::Allocator {
   /// Starts a new peak at what is in use now.
   void reset_peak();
 
-  /// Starts recording; a sample is kept whenever the total has moved by `resolution_bytes`.
+  /// Starts recording; a sample is kept whenever `resolution_bytes` have come, gone or changed owner.
   void start_timeline(std::size_t resolution_bytes);
   /// Ends recording and returns the samples in order of time.
   [[nodiscard]] std::vector<MemorySample> take_timeline();
@@ -87,7 +87,7 @@ class MemoryMeter final : public c10::Allocator {
   std::multiset<std::size_t> caps_;
   bool recording_ = false;
   std::size_t resolution_ = 0;
-  std::size_t last_sampled_ = 0;
+  BytesByOwner last_sampled_{};
   double started_seconds_ = 0;
   std::vector<MemorySample> samples_;
 };
