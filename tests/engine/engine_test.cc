@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <array>
+
 #include "pannier/base/error.h"
 #include "pannier/engine/metrics.h"
 
@@ -51,6 +53,40 @@ TEST(Engine, StageAndHomeChangeNoBit) {
         for (std::size_t i = 0; i < expected.size(); ++i) {
           EXPECT_TRUE(at::equal(expected[i], actual[i])) << dtype << home << stage;
         }
+      }
+    }
+  }
+}
+
+TEST(Engine, Fp32IsTheReferenceArithmeticBitForBit) {
+  for (const std::string home : {"none", "cpu"}) {
+    auto model = make_model();
+    const auto engine = initialize(model, Config::from_text(config_text(home, 2, R"(, "gradient_clipping": 0)")));
+    const kernels::Hyperparameters hyper{.lr = 0.01, .weight_decay = 0.1};
+    const auto parameters = model->parameters();
+    std::vector<std::array<at::Tensor, 3>> expected;
+    for (const auto& parameter : parameters) {
+      expected.push_back({parameter.detach().clone(), at::zeros_like(parameter), at::zeros_like(parameter)});
+    }
+    for (int step = 1; step <= 20; ++step) {
+      for (int micro = 0; micro < 2; ++micro) {
+        (void)engine->backward(model->forward(at::randn({2, 8})).pow(2).mean());
+        for (std::size_t i = 0; micro == 1 && i < parameters.size(); ++i) {
+          const at::Tensor gradient = engine->core().gradient(static_cast<int>(i)).value();
+          kernels::update(kernels::Algorithm::kAdamW, kernels::StateFormat::kFp32,
+                          kernels::make_coefficients(kernels::Algorithm::kAdamW, hyper, step, 1.0F),
+                          {.param = expected[i][0].data_ptr(),
+                           .state1 = expected[i][1].data_ptr<float>(),
+                           .state2 = expected[i][2].data_ptr<float>(),
+                           .grad = gradient.data_ptr(),
+                           .numel = gradient.numel()},
+                          "reference");
+        }
+        (void)engine->step();
+      }
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        EXPECT_TRUE(at::equal(parameters[i], expected[i][0])) << home << step << i;
+        EXPECT_TRUE(at::equal(engine->core().state(static_cast<int>(i), "exp_avg_sq"), expected[i][2]));
       }
     }
   }
