@@ -70,8 +70,9 @@ void run(const PlanFlags& flags) {
   for (const auto numel : numels) {
     total += numel;
   }
-  fmt::print("{} parameters, {}, stage {}\n{}", total, to_string(config.dtype), config.zero.stage,
-             format_plan(plan_memory(input), config.zero.optimizer_home));
+  fmt::print("{} parameters{}, {}, stage {}\n{}", total,
+             flags.parameters > 0 ? "" : " (the model of `pannier train`; see --parameters)", to_string(config.dtype),
+             config.zero.stage, format_plan(plan_memory(input), config.zero.optimizer_home));
   MemoryBudget budget{.device_nbytes = config.pannier.device_memory_nbytes.value_or(0),
                       .host_nbytes = config.pannier.host_memory_nbytes.value_or(0)};
   budget.device_nbytes = flags.device_memory.empty() ? budget.device_nbytes : parse_bytes(flags.device_memory);

@@ -195,6 +195,12 @@ TEST(Metrics, ReportMeasuredMemory) {
   EXPECT_THAT(memory_stats_json(engine->core()),
               testing::HasSubstr("\"optimizer states\":{\"current\":4096,\"peak\":4096}"));
   EXPECT_THAT(plan_json(engine->core()), testing::HasSubstr("\"optimizer_home\":\"cpu\""));
+  EXPECT_THAT(plan_json(engine->core()), testing::HasSubstr("activations: measured after step 1"));
+  for (int i = 0; i < 2; ++i) {
+    (void)engine->backward(model->forward(at::ones({2, 8})).pow(2).mean());
+    (void)engine->step();
+  }
+  EXPECT_THAT(plan_json(engine->core()), testing::ContainsRegex("activations: peak .*, measured"));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "pannier/base/units.h"
+
 namespace pannier {
 namespace {
 
@@ -33,8 +35,13 @@ std::string memory_stats_json(EngineCore& engine) {
   return Json{{"device", device_json(engine.device().memory())}, {"host", host_json}, {"nvme", nothing}}.dump();
 }
 
-std::string plan_json(const EngineCore& engine) {
+std::string plan_json(EngineCore& engine) {
   const MemoryPlan& plan = engine.plan();
+  std::string text = format_plan(plan, engine.optimizer_home());
+  if (const std::string unknown = "measured after step 1"; engine.counters().global_steps > 0) {
+    const auto activations = engine.device().memory().peak_by_owner[static_cast<std::size_t>(Owner::kActivations)];
+    text.replace(text.find(unknown), unknown.size(), "peak " + format_bytes(activations) + ", measured");
+  }
   return Json{{"stage", engine.config().zero.stage},
               {"optimizer_home", to_string(engine.optimizer_home())},
               {"device",
@@ -47,7 +54,7 @@ std::string plan_json(const EngineCore& engine) {
                 {"gradients", plan.host_gradients},
                 {"optimizer states", plan.host_optimizer_states},
                 {"total", plan.host()}}},
-              {"text", format_plan(plan, engine.optimizer_home())}}
+              {"text", text}}
       .dump();
 }
 

@@ -17,8 +17,9 @@ namespace pannier {
 /// The device's half of the above, which needs no engine.
 [[nodiscard]] std::string device_memory_json(const DeviceMemory& memory);
 
-/// {"device": {owner: bytes, "total"}, "host": {...}, "stage", "optimizer_home", "text": the table for people}.
-[[nodiscard]] std::string plan_json(const EngineCore& engine);
+/// {"device": {owner: bytes, "total"}, "host": {...}, "stage", "optimizer_home", "text": the table for people}. Once a
+/// step was taken, the text names the measured peak of activations.
+[[nodiscard]] std::string plan_json(EngineCore& engine);
 
 /// [[seconds, {owner: bytes}], ...].
 [[nodiscard]] std::string timeline_json(const std::vector<MemorySample>& samples);
