@@ -7,6 +7,7 @@ endif()
 if(NOT EXISTS "${PANNIER_TORCH_ROOT}/lib/libtorch_cpu.so")
   message(FATAL_ERROR "torch was not found: set PANNIER_TORCH_ROOT to the folder of the torch Python package, version 2.11 or newer")
 endif()
+file(GLOB PANNIER_TORCH_OPENMP "${PANNIER_TORCH_ROOT}/lib/libgomp*.so*")
 if(NOT TARGET pannier_torch)
   add_library(pannier_torch INTERFACE IMPORTED)
   target_include_directories(pannier_torch SYSTEM INTERFACE

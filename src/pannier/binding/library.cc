@@ -168,7 +168,8 @@ TORCH_LIBRARY(pannier, library) {
   library.class_<UpdateBench>("UpdateBench")
       .def(torch::init<std::string, at::Tensor, at::Tensor>())
       .def("step", &UpdateBench::step)
-      .def("weights", &UpdateBench::weights);
+      .def("weights", &UpdateBench::weights)
+      .def("arrays", &UpdateBench::arrays);
   library.def("host_report() -> str", [] { return host_report_text(); });
   library.def("add_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
     translated([&] { MemoryMeter::install().add_cap(static_cast<std::size_t>(nbytes)); });

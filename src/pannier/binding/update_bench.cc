@@ -1,6 +1,7 @@
 #include "pannier/binding/update_bench.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <cstring>
 
@@ -56,6 +57,14 @@ at::Tensor UpdateBench::weights() const {
                          torch_parallel_for());
   }
   return result;
+}
+
+std::vector<at::Tensor> UpdateBench::arrays() const {
+  PANNIER_CHECK(format_ == kernels::StateFormat::kFp32, "only fp32 buffers can be lent to a peer");
+  const auto view = [this](const void* data) {
+    return at::from_blob(const_cast<void*>(data), {buffers_.numel}, at::TensorOptions().dtype(at::kFloat));
+  };
+  return {view(buffers_.param), view(buffers_.state1), view(buffers_.state2), view(buffers_.grad)};
 }
 
 }  // namespace pannier::binding

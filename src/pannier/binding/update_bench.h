@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "pannier/kernels/update.h"
 #include "pannier/mem/host_slab.h"
@@ -23,6 +24,9 @@ class UpdateBench : public torch::CustomClassHolder {
   void step(double lr, double beta1, double beta2, double eps, double weight_decay, double factor);
   /// The fp32 master weights.
   [[nodiscard]] at::Tensor weights() const;
+  /// The arrays themselves (fp32 only): weights, exp_avg, exp_avg_sq and gradient, valid while this lives. A peer that
+  /// works on them has the same pages, and where pages lie can decide more than the kernel.
+  [[nodiscard]] std::vector<at::Tensor> arrays() const;
 
  private:
   HostMemory memory_;

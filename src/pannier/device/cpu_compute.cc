@@ -1,15 +1,7 @@
-#include <ATen/Parallel.h>
-
 #include "pannier/device/compute.h"
 #include "pannier/kernels/convert.h"
 
 namespace pannier {
-
-ParallelFor torch_parallel_for() {
-  return [](std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
-    at::parallel_for(0, count, grain, body);
-  };
-}
 
 void CpuCompute::update(kernels::Algorithm algorithm, kernels::StateFormat format,
                         const std::vector<kernels::UpdateTask>& tasks) {
