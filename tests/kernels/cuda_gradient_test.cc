@@ -132,23 +132,10 @@ TEST_F(CudaGradientStats, DoNotDependOnLaunches) {
 }
 
 // The host's expressions.
-cuda::Decision decide_on_host(const GradientStats& stats, const cuda::DecisionInputs& inputs) {
-  cuda::Decision decision{};
-  decision.sum_of_squares = stats.sum_of_squares.value();
-  decision.num_nonfinite = stats.num_nonfinite;
-  decision.norm = stats.num_nonfinite > 0 ? std::numeric_limits<double>::infinity()
-                                          : std::sqrt(decision.sum_of_squares) / inputs.scale;
-  decision.skip = stats.num_nonfinite > 0 && inputs.skips_nonfinite ? 1 : 0;
-  const bool clips =
-      decision.skip == 0 && inputs.clip > 0.0 && std::isfinite(decision.norm) && decision.norm + 1e-6 > inputs.clip;
-  decision.grad_factor = static_cast<float>((clips ? inputs.clip / (decision.norm + 1e-6) : 1.0) / inputs.scale);
-  return decision;
-}
-
 TEST_F(CudaDecision, IsTheHosts) {
   std::mt19937_64 random(7);
   const DeviceArray<cuda::DeviceGradientStats> device_stats(1);
-  const DeviceArray<cuda::Decision> device_decision(1);
+  const DeviceArray<kernels::Decision> device_decision(1);
   for (int round = 0; round < 4000; ++round) {
     GradientStats stats;
     const auto count = static_cast<int>(random() % 6);
@@ -165,16 +152,16 @@ TEST_F(CudaDecision, IsTheHosts) {
       stats.sum_of_squares.add(round % 8 == 0 ? 0.0 : std::ldexp(1.0, base / 2 - 150));
     }
     stats.num_nonfinite = round % 7 == 0 ? round % 14 : 0;
-    const cuda::DecisionInputs inputs{.scale = round % 3 == 0 ? 1.0 : std::ldexp(1.0, round % 20),
-                                      .clip = round % 5 == 0 ? 0.0 : 1.0,
-                                      .skips_nonfinite = round % 2 == 0};
+    const kernels::DecisionInputs inputs{.scale = round % 3 == 0 ? 1.0 : std::ldexp(1.0, round % 20),
+                                         .clip = round % 5 == 0 ? 0.0 : 1.0,
+                                         .skips_nonfinite = round % 2 == 0};
     cuda::DeviceGradientStats from{};
     std::copy(stats.sum_of_squares.limbs().begin(), stats.sum_of_squares.limbs().end(), std::begin(from.limbs));
     from.num_nonfinite = stats.num_nonfinite;
     require_cuda(cudaMemcpy(device_stats.data(), &from, sizeof from, cudaMemcpyHostToDevice));
     cuda::decide(device_stats.data(), inputs, device_decision.data(), nullptr);
-    const cuda::Decision actual = device_decision.read()[0];
-    const cuda::Decision expected = decide_on_host(stats, inputs);
+    const kernels::Decision actual = device_decision.read()[0];
+    const kernels::Decision expected = kernels::decide(stats, inputs);
     ASSERT_EQ(actual.sum_of_squares, expected.sum_of_squares) << round;
     ASSERT_EQ(actual.norm, expected.norm) << round;
     ASSERT_EQ(actual.num_nonfinite, expected.num_nonfinite) << round;

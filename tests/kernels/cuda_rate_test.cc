@@ -165,7 +165,7 @@ TEST_F(CudaRates, ArePrinted) {
            cuda::accumulate(model.exp_avg.data(), model.grad.data(), GradType::kBf16, numel, false, nullptr);
          }));
   const DeviceArray<cuda::DeviceGradientStats> stats(std::vector<cuda::DeviceGradientStats>(1));
-  const DeviceArray<cuda::Decision> decision(1);
+  const DeviceArray<kernels::Decision> decision(1);
   report("decision", 0, median_seconds([&] { cuda::decide(stats.data(), {}, decision.data(), nullptr); }));
 }
 

@@ -75,7 +75,7 @@ struct Runs {
 };
 
 void update_on_device(const Rule& rule, Storage storage, const std::vector<UpdateTask>& tasks,
-                      const cuda::UpdateControl& control) {
+                      const kernels::UpdateControl& control) {
   const auto batch = cuda::make_update_batch(rule.algorithm, storage.format, tasks);
   const DeviceArray<cuda::UpdateRun> runs(batch.runs);
   cuda::update(batch, runs.data(), control, nullptr);

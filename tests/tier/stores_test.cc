@@ -10,10 +10,11 @@ namespace pannier {
 namespace {
 
 const std::vector<std::int64_t> kNumels{128, 64};
+const StateShape kBf16{.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2};
 
 TEST(StateStore, LendsABucketOnceAtATime) {
   HostMemory memory;
-  const auto store = make_host_store(memory, {.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2}, kNumels);
+  const auto store = std::make_unique<HostStateStore>(memory, kBf16, kNumels);
   {
     const Lease lease = store->lease(1);
     EXPECT_NE(lease.view().state2, nullptr);
@@ -25,7 +26,7 @@ TEST(StateStore, LendsABucketOnceAtATime) {
 
 TEST(StateStore, HostStartsAtZeroAndCountsWhatItMaps) {
   HostMemory memory;
-  const auto store = make_host_store(memory, {.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2}, kNumels);
+  const auto store = std::make_unique<HostStateStore>(memory, kBf16, kNumels);
   EXPECT_EQ(memory.current_bytes(), 4096U);
   const Lease lease = store->lease(0);
   for (int i = 0; i < 128; ++i) {
@@ -117,7 +118,7 @@ TEST(ParameterBuckets, RefusesMemoryThatOverlaps) {
 class GradientHomes : public testing::TestWithParam<bool> {
  protected:
   std::unique_ptr<GradientStore> make(GradientStoreOptions options) {
-    return GetParam() ? make_host_gradients(*device_, memory_, layout_, options)
+    return GetParam() ? std::make_unique<HostGradients>(*device_, memory_, layout_, options, down_)
                       : make_device_gradients(*device_, 2, options);
   }
   static std::vector<float> read(const GradientView& view, std::int64_t count) {
@@ -128,6 +129,7 @@ class GradientHomes : public testing::TestWithParam<bool> {
   std::unique_ptr<Device> device_ = make_metered_cpu();
   HostMemory memory_;
   BucketLayout layout_{kNumels, {}};
+  Mover down_{*device_, Queue::kDown, {}};
 };
 
 TEST_P(GradientHomes, OneMicroBatchStaysInItsOwnType) {

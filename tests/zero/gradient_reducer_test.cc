@@ -22,7 +22,7 @@ class GradientReducerTest : public testing::Test {
       buckets_->fill(b, [](const Segment&, const at::Tensor&) {});
     }
     store_ = make_device_gradients(*device_, layout_.num_parameters(), {});
-    reducer_ = std::make_unique<GradientReducer>(*device_, layout_, *buckets_, *store_, *communicator_);
+    reducer_ = std::make_unique<GradientReducer>(*device_, layout_, *buckets_, *store_, *communicator_, *judge_);
   }
 
   void fire(int parameter, float gradient) {
@@ -44,14 +44,17 @@ class GradientReducerTest : public testing::Test {
   std::unique_ptr<Communicator> communicator_ = make_solo_communicator();
   std::unique_ptr<ParameterBuckets> buckets_;
   std::unique_ptr<GradientStore> store_;
+  std::unique_ptr<GradientJudge> judge_ = make_cpu_judge();
   std::unique_ptr<GradientReducer> reducer_;
 };
 
 TEST_F(GradientReducerTest, AddsWhatFiresSeveralTimesInOneBackward) {
   window({{0, 2.0F}, {0, 3.0F}, {1, 4.0F}});
-  const GradientSummary summary = reducer_->finish_window();
+  reducer_->finish_window();
+  judge_->decide({});
+  const Verdict verdict = judge_->verdict();
   EXPECT_EQ(value(0), 5.0F);
-  EXPECT_EQ(summary.sum_of_squares, 41.0);
+  EXPECT_EQ(verdict.decision.sum_of_squares, 41.0);
   EXPECT_TRUE(reducer_->used(1));
   EXPECT_FALSE(reducer_->used(2));
   EXPECT_FALSE(parameters_[0].grad().defined());
@@ -94,9 +97,11 @@ TEST_F(GradientReducerTest, AParameterThatWasNeverUsedMayComeLater) {
 
 TEST_F(GradientReducerTest, FindsTheFirstNonFiniteParameter) {
   window({{2, std::numeric_limits<float>::infinity()}, {1, std::numeric_limits<float>::quiet_NaN()}, {0, 1.0F}});
-  const GradientSummary summary = reducer_->finish_window();
-  EXPECT_EQ(summary.num_nonfinite, 2);
-  EXPECT_EQ(summary.first_nonfinite_parameter, 1);
+  reducer_->finish_window();
+  judge_->decide({});
+  const Verdict verdict = judge_->verdict();
+  EXPECT_EQ(verdict.decision.num_nonfinite, 2);
+  EXPECT_EQ(verdict.first_nonfinite_parameter, 1);
 }
 
 TEST_F(GradientReducerTest, HooksAgainWhatLostItsNode) {

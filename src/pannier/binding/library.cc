@@ -172,12 +172,13 @@ TORCH_LIBRARY(pannier, library) {
       .def("arrays", &UpdateBench::arrays);
   library.def("host_report() -> str", [] { return host_report_text(); });
   library.def("add_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
-    translated([&] { MemoryMeter::install().add_cap(static_cast<std::size_t>(nbytes)); });
+    translated([&] { MemoryMeter::install().ledger().add_cap(static_cast<std::size_t>(nbytes)); });
   });
-  library.def("remove_device_memory_cap(int nbytes) -> ()",
-              [](std::int64_t nbytes) { MemoryMeter::install().remove_cap(static_cast<std::size_t>(nbytes)); });
-  library.def("device_memory() -> str", [] { return device_memory_json(MemoryMeter::install().memory()); });
-  library.def("reset_device_peak() -> ()", [] { MemoryMeter::install().reset_peak(); });
+  library.def("remove_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
+    MemoryMeter::install().ledger().remove_cap(static_cast<std::size_t>(nbytes));
+  });
+  library.def("device_memory() -> str", [] { return device_memory_json(MemoryMeter::install().ledger().memory()); });
+  library.def("reset_device_peak() -> ()", [] { MemoryMeter::install().ledger().reset_peak(); });
   // From here on torch's CPU memory is counted.
   MemoryMeter::install();
 }

@@ -44,7 +44,7 @@ void UpdateBench::step(double lr, double beta1, double beta2, double eps, double
       .lr = lr, .beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = weight_decay};
   const auto coefficients =
       kernels::make_coefficients(kernels::Algorithm::kAdamW, hyper, ++step_, static_cast<float>(factor));
-  CpuCompute().update(kernels::Algorithm::kAdamW, format_, {{coefficients, buffers_}});
+  CpuCompute().update(kernels::Algorithm::kAdamW, format_, {{coefficients, buffers_}}, {});
 }
 
 at::Tensor UpdateBench::weights() const {

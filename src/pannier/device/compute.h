@@ -10,8 +10,8 @@
 
 namespace pannier {
 
-/// Runs kernels on one processor. Calls are ordered; those of the CPU have finished when they return. One caller at a
-/// time.
+/// Runs kernels on one processor. Calls are ordered; those of the CPU have finished when they return, those of a GPU
+/// run in the order of the caller's current stream. One caller at a time.
 class Compute {
  public:
   Compute() = default;
@@ -19,12 +19,9 @@ class Compute {
   Compute(const Compute&) = delete;
   Compute& operator=(const Compute&) = delete;
 
-  /// Updates many runs; see kernels::update_all.
+  /// Updates many runs; see kernels::update_all. `control` points to memory of this processor.
   virtual void update(kernels::Algorithm algorithm, kernels::StateFormat format,
-                      const std::vector<kernels::UpdateTask>& tasks) = 0;
-  /// Sum of squares and non-finite elements of a run of one parameter that starts at a block edge.
-  [[nodiscard]] virtual kernels::GradientStats gradient_stats(const void* grad, kernels::GradType type,
-                                                              std::int64_t numel) = 0;
+                      const std::vector<kernels::UpdateTask>& tasks, const kernels::UpdateControl& control) = 0;
   /// sum += grad in fp32, or sum = grad where `first`.
   virtual void accumulate(float* sum, const void* grad, kernels::GradType type, std::int64_t numel, bool first) = 0;
   /// Splits an fp32 master into bf16 `hi` and `lo`.
@@ -38,10 +35,8 @@ class Compute {
 /// The CPU, on torch's own thread pool (at::parallel_for), so that no second pool fights it.
 class CpuCompute final : public Compute {
  public:
-  void update(kernels::Algorithm algorithm, kernels::StateFormat format,
-              const std::vector<kernels::UpdateTask>& tasks) override;
-  [[nodiscard]] kernels::GradientStats gradient_stats(const void* grad, kernels::GradType type,
-                                                      std::int64_t numel) override;
+  void update(kernels::Algorithm algorithm, kernels::StateFormat format, const std::vector<kernels::UpdateTask>& tasks,
+              const kernels::UpdateControl& control) override;
   void accumulate(float* sum, const void* grad, kernels::GradType type, std::int64_t numel, bool first) override;
   void split_master(const float* master, std::uint16_t* hi, std::int16_t* lo, std::int64_t numel) override;
   void join_master(const std::uint16_t* hi, const std::int16_t* lo, float* master, std::int64_t numel) override;

@@ -4,12 +4,19 @@
 namespace pannier {
 
 void CpuCompute::update(kernels::Algorithm algorithm, kernels::StateFormat format,
-                        const std::vector<kernels::UpdateTask>& tasks) {
-  kernels::update_all(algorithm, format, tasks, torch_parallel_for());
-}
-
-kernels::GradientStats CpuCompute::gradient_stats(const void* grad, kernels::GradType type, std::int64_t numel) {
-  return kernels::gradient_stats(grad, type, numel, torch_parallel_for());
+                        const std::vector<kernels::UpdateTask>& tasks, const kernels::UpdateControl& control) {
+  if (control.skip != nullptr && *control.skip != 0) {
+    return;
+  }
+  if (control.grad_factor == nullptr) {
+    kernels::update_all(algorithm, format, tasks, torch_parallel_for());
+    return;
+  }
+  std::vector<kernels::UpdateTask> decided = tasks;
+  for (auto& task : decided) {
+    task.coefficients.grad_factor = *control.grad_factor;
+  }
+  kernels::update_all(algorithm, format, decided, torch_parallel_for());
 }
 
 void CpuCompute::accumulate(float* sum, const void* grad, kernels::GradType type, std::int64_t numel, bool first) {

@@ -9,15 +9,44 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "pannier/device/compute.h"
+#include "pannier/device/gradient_judge.h"
 #include "pannier/device/memory_meter.h"
 
 namespace pannier {
 
-/// A device. Copies are ordered after the device work before them; those of the CPU have finished when they return.
+/// Orders of work. kCompute is the calling thread's current stream, where the model runs; kUp and kDown carry transfers
+/// to and from the device beside it.
+enum class Queue : std::uint8_t { kCompute, kUp, kDown };
+
+/// A point in a queue that was reached when the work before it is done. Thread-safe.
+class Event {
+ public:
+  Event() = default;
+  virtual ~Event() = default;
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  [[nodiscard]] virtual bool is_done() const = 0;
+  /// The host waits, without spinning.
+  virtual void wait() const = 0;
+};
+using EventPtr = std::shared_ptr<const Event>;
+
+/// Host memory that transfers may read and write while the host goes on; ends at destruction.
+class Registration {
+ public:
+  Registration() = default;
+  virtual ~Registration() = default;
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+};
+
+/// A device. What has no queue among its arguments is ordered after the calling thread's work before it, and the host
+/// waits for copies between host and device.
 class Device {
  public:
   Device() = default;
@@ -38,9 +67,24 @@ class Device {
   virtual void add_to_host(float* host_sum, const void* device_grad, kernels::GradType type, std::int64_t numel,
                            bool first) = 0;
   [[nodiscard]] virtual Compute& compute() = 0;
+  [[nodiscard]] virtual std::unique_ptr<GradientJudge> make_judge() = 0;
+
+  /// Marks the present end of a queue.
+  [[nodiscard]] virtual EventPtr record(Queue queue) = 0;
+  /// What is put into the queue from now on starts after the event. On a device without queues the host waits.
+  virtual void wait(Queue queue, const EventPtr& event) = 0;
+  /// Copies between host and device in a queue's order. The host goes on where the memory is registered.
+  virtual void copy(Queue queue, void* to, const void* from, std::size_t nbytes) = 0;
+  /// Makes transfers of this host memory fast. Null where it is not needed, or was refused: `reason` then says why.
+  [[nodiscard]] virtual std::unique_ptr<Registration> register_host(std::span<std::byte> memory,
+                                                                    std::string& reason) = 0;
+  /// To be called first on a thread of ours that will use the device.
+  virtual void attach_thread() = 0;
 
   [[nodiscard]] virtual DeviceMemory memory() const = 0;
   virtual void reset_peak() = 0;
+  /// The most that was in use since the last call, without streamed states.
+  [[nodiscard]] virtual std::size_t take_peak() = 0;
   /// Limits the device's memory; of several caps the least counts. Throws ConfigError if more is in use already.
   virtual void add_memory_cap(std::size_t nbytes) = 0;
   virtual void remove_memory_cap(std::size_t nbytes) noexcept = 0;

@@ -13,6 +13,13 @@ constexpr std::int64_t kCopyGrain = std::int64_t{1} << 20;
 /// A timeline keeps changes of at least this size.
 constexpr std::size_t kTimelineResolution = std::size_t{1} << 20;
 
+// Work has finished when its call returns, so every point in a queue is behind.
+class PastEvent final : public Event {
+ public:
+  [[nodiscard]] bool is_done() const override { return true; }
+  void wait() const override {}
+};
+
 class MeteredCpu final : public Device {
  public:
   [[nodiscard]] c10::Device torch_device() const override { return c10::Device(c10::DeviceType::CPU); }
@@ -40,12 +47,22 @@ class MeteredCpu final : public Device {
   }
 
   [[nodiscard]] Compute& compute() override { return compute_; }
-  [[nodiscard]] DeviceMemory memory() const override { return meter_.memory(); }
-  void reset_peak() override { meter_.reset_peak(); }
-  void add_memory_cap(std::size_t nbytes) override { meter_.add_cap(nbytes); }
-  void remove_memory_cap(std::size_t nbytes) noexcept override { meter_.remove_cap(nbytes); }
-  void start_timeline() override { meter_.start_timeline(kTimelineResolution); }
-  [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.take_timeline(); }
+  [[nodiscard]] std::unique_ptr<GradientJudge> make_judge() override { return make_cpu_judge(); }
+  [[nodiscard]] EventPtr record(Queue /*queue*/) override { return std::make_shared<PastEvent>(); }
+  void wait(Queue /*queue*/, const EventPtr& event) override { event->wait(); }
+  void copy(Queue /*queue*/, void* to, const void* from, std::size_t nbytes) override { std::memcpy(to, from, nbytes); }
+  [[nodiscard]] std::unique_ptr<Registration> register_host(std::span<std::byte> /*memory*/,
+                                                            std::string& /*reason*/) override {
+    return nullptr;
+  }
+  void attach_thread() override {}
+  [[nodiscard]] DeviceMemory memory() const override { return meter_.ledger().memory(); }
+  void reset_peak() override { meter_.ledger().reset_peak(); }
+  [[nodiscard]] std::size_t take_peak() override { return meter_.ledger().take_peak(); }
+  void add_memory_cap(std::size_t nbytes) override { meter_.ledger().add_cap(nbytes); }
+  void remove_memory_cap(std::size_t nbytes) noexcept override { meter_.ledger().remove_cap(nbytes); }
+  void start_timeline() override { meter_.ledger().start_timeline(kTimelineResolution); }
+  [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.ledger().take_timeline(); }
 
   void reassign(const at::Tensor& tensor, Owner owner) override { meter_.reassign(tensor.storage().data_ptr(), owner); }
   [[nodiscard]] bool counts(const at::Tensor& tensor) const override {

@@ -140,6 +140,8 @@ PannierOptions build_pannier(const Values& values) {
   options.unknown_keys_warn = values.text("pannier.unknown_keys") == "warn";
   options.memory_timeline = values.flag("pannier.memory_timeline");
   options.overlap_step = values.flag("pannier.overlap_step");
+  options.streamed_share = values.find<double>("pannier.streamed_share");
+  options.stress_seed = static_cast<std::uint64_t>(values.whole("pannier.stress_seed"));
   options.collective_timeout_seconds = values.number("pannier.collective_timeout");
   options.threads = static_cast<int>(values.whole("pannier.threads"));
   return options;

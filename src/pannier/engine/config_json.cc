@@ -143,8 +143,10 @@ Json pannier_json(const PannierOptions& options) {
   Json json = {{"unknown_keys", options.unknown_keys_warn ? "warn" : "error"},
                {"memory_timeline", options.memory_timeline},
                {"overlap_step", options.overlap_step},
+               {"stress_seed", options.stress_seed},
                {"collective_timeout", options.collective_timeout_seconds},
                {"threads", options.threads}};
+  put_if(json, "streamed_share", options.streamed_share);
   put_if(json, "device_memory", options.device_memory_nbytes);
   put_if(json, "host_memory", options.host_memory_nbytes);
   return json;

@@ -80,6 +80,8 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"pannier.unknown_keys", kChoice, kSupported, "\"error\""}.one_of("error|warn"),
     KeyRow{"pannier.memory_timeline", kBool, kSupported, "false"},
     KeyRow{"pannier.overlap_step", kBool, kSupported, "false"},
+    KeyRow{"pannier.streamed_share", kNumber}.from(0).to(1),
+    KeyRow{"pannier.stress_seed", kInteger, kSupported, "0"}.from(0),
     KeyRow{"pannier.collective_timeout", kNumber, kSupported, "600"}.above(0),
     KeyRow{"pannier.threads", kInteger, kSupported, "0"}.from(0).to(4096),
 });

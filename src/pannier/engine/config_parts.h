@@ -91,10 +91,13 @@ enum class TagValidation : std::uint8_t { kIgnore, kWarn, kFail };
 struct PannierOptions {
   std::optional<std::size_t> device_memory_nbytes = std::nullopt;  ///< Budget on the device; not given: what is free.
   std::optional<std::size_t> host_memory_nbytes =
-      std::nullopt;                         ///< Budget on the host; not given: what the limits allow.
-  bool unknown_keys_warn = false;           ///< unknown_keys "warn": unknown keys become notes.
-  bool memory_timeline = false;             ///< Record device memory over a step.
-  bool overlap_step = false;                ///< step() returns before all parameters are in place.
+      std::nullopt;                ///< Budget on the host; not given: what the limits allow.
+  bool unknown_keys_warn = false;  ///< unknown_keys "warn": unknown keys become notes.
+  bool memory_timeline = false;    ///< Record device memory over a step.
+  bool overlap_step = false;       ///< step() returns before all parameters are in place.
+  std::optional<double> streamed_share =
+      std::nullopt;               ///< Share of host-resident states that the device updates; not given: planned.
+  std::uint64_t stress_seed = 0;  ///< Not 0: random delays on every thread and queue of ours, to shake races out.
   double collective_timeout_seconds = 600;  ///< A collective that takes longer is an error.
   int threads = 0;                          ///< Worker threads per rank; 0: chosen from the machine.
 };

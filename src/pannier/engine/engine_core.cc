@@ -37,6 +37,9 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.accumulates = accumulation_steps > 1;
   options.sum_in_own_type = config.grad_accum_dtype != Dtype::kFp32;
   options.buckets.bucket_numel = config.zero.bucket_numel;
+  options.streamed_share = config.pannier.streamed_share.value_or(0.0);
+  options.movers.delay_seed = config.pannier.stress_seed;
+  options.device_budget = config.pannier.device_memory_nbytes;
   return options;
 }
 
@@ -87,6 +90,9 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     parts_ =
         std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, std::move(parameters), std::move(names)));
     parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
+    if (parts_->pilot) {
+      parts_->reducer->on_closed([pilot = parts_->pilot.get()](int bucket) { pilot->tick_backward(bucket); });
+    }
   }
   if (config_.pannier.device_memory_nbytes) {
     device_->add_memory_cap(*config_.pannier.device_memory_nbytes);
@@ -94,7 +100,13 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   }
 }
 
-EngineCore::~EngineCore() { close(); }
+EngineCore::~EngineCore() {
+  close();
+  if (process_ != getpid()) {
+    // A forked child has none of the threads that the parts wait for when they end: it lets them be.
+    (void)parts_.release();
+  }
+}
 
 void EngineCore::check_inputs(const EngineInputs& inputs) const {
   PANNIER_CHECK(inputs.names.size() == inputs.parameters.size() && inputs.group_of.size() == inputs.names.size(),
@@ -238,10 +250,24 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
   const at::Tensor reported = divide ? loss / static_cast<double>(batch_.accumulation) : loss;
   const double factor = scaler_.scale();
   const at::Tensor scaled = factor == 1.0 ? reported : reported.to(at::kFloat) * factor;
-  parts_->reducer->begin_backward(is_boundary());
+  open_backward();
   in_own_backward_ = true;
   has_backward_ = true;
   return {reported, scaled};
+}
+
+void EngineCore::open_backward() {
+  parts_->reducer->begin_backward(is_boundary());
+  if (parts_->pilot) {
+    parts_->pilot->begin_backward(is_boundary());
+  }
+}
+
+void EngineCore::tick_forward(int unit) {
+  require_open();
+  if (parts_ && parts_->pilot) {
+    parts_->pilot->tick_forward(unit);
+  }
 }
 
 void EngineCore::end_backward() {
@@ -279,7 +305,7 @@ void EngineCore::begin_unannounced_backward(int parameter) {
                     "to train in that backward, freeze its parameters with requires_grad_(False)",
                     parts_->parameters->name(parameter)));
   }
-  parts_->reducer->begin_backward(is_boundary());
+  open_backward();
   has_backward_ = true;
 }
 
@@ -333,12 +359,11 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   }
   parts_->pipeline->take_edits(parts_->parameters->take_edits(true));
   require_all_used();
-  const GradientSummary summary = reducer.finish_window();
-  const bool skip = summary.num_nonfinite > 0 && config_.check_grad_overflow;
-  const double factor = find_factor(summary, skip);
-  if (!skip) {
-    update(groups, factor);
+  if (parts_->pilot) {
+    parts_->pilot->tick_update();
   }
+  const Verdict verdict = update(groups);
+  const bool skip = verdict.decision.skip != 0;
   reducer.drop_window(true);
   overflow_ = skip;
   micro_in_window_ = 0;
@@ -346,30 +371,19 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   ++counters_.global_steps;
   counters_.global_samples += batch_.train;
   if (skip) {
-    skip_step(summary);
+    skip_step(verdict);
     return StepOutcome::kSkipped;
   }
   scaler_.update(false, {});
   return StepOutcome::kApplied;
 }
 
-double EngineCore::find_factor(const GradientSummary& summary, bool skip) {
-  const double scale = scaler_.scale();
-  const double norm =
-      summary.num_nonfinite > 0 ? std::numeric_limits<double>::infinity() : std::sqrt(summary.sum_of_squares) / scale;
-  grad_norm_ = norm;
-  const double clip = config_.gradient_clipping;
-  // The same coefficient as torch.nn.utils.clip_grad_norm_; a norm that is not finite can't guide it.
-  const bool clips = !skip && clip > 0.0 && std::isfinite(norm) && norm + 1e-6 > clip;
-  return (clips ? clip / (norm + 1e-6) : 1.0) / scale;
-}
-
-void EngineCore::skip_step(const GradientSummary& summary) {
+void EngineCore::skip_step(const Verdict& verdict) {
   ++counters_.skipped_steps;
-  const int first = summary.first_nonfinite_parameter;
+  const int first = verdict.first_nonfinite_parameter;
   const std::string name = first < 0 ? "a parameter of another rank" : parts_->parameters->name(first);
   log::warning(fmt::format("step {} skipped: {} gradient elements are not finite, first in {}; loss scale {}",
-                           counters_.global_steps, summary.num_nonfinite, name, scaler_.scale()));
+                           counters_.global_steps, verdict.decision.num_nonfinite, name, scaler_.scale()));
   scaler_.update(true, name);
 }
 
@@ -384,15 +398,31 @@ void EngineCore::require_all_used() {
   }
 }
 
-void EngineCore::update(const std::vector<kernels::Hyperparameters>& groups, double factor) {
-  std::vector<std::optional<kernels::UpdateCoefficients>> coefficients(steps_.size());
+// What the device updates is issued before the host knows the decision, so that the device never waits for the host.
+Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) {
+  parts_->reducer->finish_window();
+  parts_->judge->decide({scaler_.scale(), config_.gradient_clipping, config_.check_grad_overflow});
+  UpdatePipeline::Coefficients coefficients(steps_.size());
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     if (parts_->reducer->used(static_cast<int>(i))) {
       const auto& group = groups[static_cast<std::size_t>(group_of_[i])];
-      coefficients[i] = kernels::make_coefficients(algorithm_, group, ++steps_[i], static_cast<float>(factor));
+      coefficients[i] = kernels::make_coefficients(algorithm_, group, steps_[i] + 1, 1.0F);
     }
   }
-  parts_->pipeline->apply(coefficients);
+  parts_->pipeline->update_on_device(coefficients, parts_->judge->control());
+  const Verdict verdict = parts_->judge->verdict();
+  grad_norm_ = verdict.decision.norm;
+  if (verdict.decision.skip == 0) {
+    parts_->pipeline->update_on_host(coefficients, verdict.decision.grad_factor);
+    parts_->pipeline->publish_versions(coefficients);
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      steps_[i] += coefficients[i] ? 1 : 0;
+    }
+  }
+  if (parts_->pilot) {
+    parts_->pilot->end_step();
+  }
+  return verdict;
 }
 
 void EngineCore::drop_gradients() {

@@ -69,6 +69,10 @@ class EngineCore {
   /// for a call out of order, and LossScaleError.
   StepOutcome step(const std::vector<kernels::Hyperparameters>& groups);
 
+  /// The model is about to run one of its units, numbered by the caller in a fixed way.
+  void tick_forward(int unit);
+  /// Whether the caller should tell units apart by tick_forward().
+  [[nodiscard]] bool wants_ticks() const noexcept { return parts_ != nullptr && parts_->pilot != nullptr; }
   /// Whether the next step() ends the accumulation window.
   [[nodiscard]] bool is_boundary() const noexcept;
   /// Overrides the counting; empty returns to it.
@@ -110,7 +114,7 @@ class EngineCore {
   /// Starts the peaks of device and host anew.
   void reset_peaks();
   /// Waits until every parameter is in place and every state at rest. Throws ConfigError after close().
-  void synchronize() { require_open(); }
+  void synchronize();
 
   /// Removes the hooks and gives memory back; the parameters keep their values. Later calls of anything else throw.
   void close() noexcept;
@@ -127,10 +131,10 @@ class EngineCore {
   void require_outside_backward(const char* call) const;
   void require_separate_memory(const EngineInputs& inputs) const;
   [[noreturn]] void refuse_broken_window();
-  [[nodiscard]] double find_factor(const GradientSummary& summary, bool skip);
-  void skip_step(const GradientSummary& summary);
+  void open_backward();
+  void skip_step(const Verdict& verdict);
   void require_all_used();
-  void update(const std::vector<kernels::Hyperparameters>& groups, double factor);
+  [[nodiscard]] Verdict update(const std::vector<kernels::Hyperparameters>& groups);
 
   Config config_;
   BatchSizes batch_;

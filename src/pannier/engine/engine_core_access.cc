@@ -39,13 +39,10 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   if (parts_->reducer->in_backward()) {
     parts_->reducer->end_backward();
   }
-  const GradientView view = parts_->gradients->view(index);
-  if (view.data == nullptr || !parts_->reducer->used(index)) {
+  if (parts_->gradients->view(index).data == nullptr || !parts_->reducer->used(index)) {
     return std::nullopt;
   }
-  const Segment& segment = parts_->layout->segment_of(index);
-  at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(device_->torch_device()));
-  parts_->gradients->compute().accumulate(flat.data_ptr<float>(), view.data, view.type, segment.numel, true);
+  const at::Tensor flat = parts_->gradients->read(index);
   return parts_->parameters->view_like_parameter(flat.div_(scaler_.scale()), index).clone();
 }
 
@@ -67,7 +64,15 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
   const at::Tensor flat =
       at::empty({segment.numel}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
   parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * scaler_.scale());
-  parts_->path->write_state(view.data, flat.data_ptr(), flat.nbytes());
+  parts_->gradients->write(index, flat);
+  parts_->reducer->judge_anew();
+}
+
+void EngineCore::synchronize() {
+  require_open();
+  if (parts_ && parts_->tide) {
+    parts_->tide->settle();
+  }
 }
 
 void EngineCore::parameters_changed() {

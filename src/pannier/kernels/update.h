@@ -91,6 +91,12 @@ struct UpdateTask {
   UpdateBuffers buffers;
 };
 
+/// What is decided after the work was issued, as pointers to memory of the processor that updates.
+struct UpdateControl {
+  const float* grad_factor = nullptr;   ///< Replaces every run's own; null: the runs' own.
+  const std::uint32_t* skip = nullptr;  ///< Not zero: nothing is changed. Null: never.
+};
+
 /// Updates many runs, split over threads in cache-sized tiles. The split never changes results.
 void update_all(Algorithm algorithm, StateFormat format, const std::vector<UpdateTask>& tasks,
                 const ParallelFor& parallel, const std::string& target = {});

@@ -1,6 +1,8 @@
 #include "pannier/optim/update_path.h"
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "pannier/base/units.h"
 
@@ -13,6 +15,7 @@ class DevicePath final : public UpdatePath {
   [[nodiscard]] Compute& compute() override { return device_.compute(); }
   // The update writes the very memory that the model reads.
   void publish(int /*bucket*/, const StateView& /*view*/, std::int64_t /*begin*/, std::int64_t /*end*/) override {}
+  void finish() override {}
   void fetch(int /*bucket*/, const StateView& /*view*/, std::int64_t /*begin*/, std::int64_t /*end*/) override {}
   void read_state(void* device_to, const void* state_from, std::size_t nbytes) override {
     device_.copy_on_device(device_to, state_from, nbytes);
@@ -28,12 +31,20 @@ class DevicePath final : public UpdatePath {
 
 class HostPath final : public UpdatePath {
  public:
-  HostPath(Device& device, const ParameterBuckets& buckets) : device_(device), buckets_(buckets) {}
+  HostPath(Device& device, const ParameterBuckets& buckets, Mover& up) : device_(device), buckets_(buckets), up_(up) {}
   [[nodiscard]] Compute& compute() override { return compute_; }
 
   void publish(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
     const at::Tensor flat = buckets_.bucket(bucket);
-    device_.copy_to_device(at(flat.data_ptr(), begin), at(view.param, begin), nbytes_of(end - begin, width()));
+    // Work that the caller has queued may still read the old parameter.
+    published_.push_back(
+        up_.push({{at(flat.data_ptr(), begin), at(view.param, begin), nbytes_of(end - begin, width())}},
+                 {device_.record(Queue::kCompute)}));
+  }
+  void finish() override {
+    for (const TransferPtr& transfer : std::exchange(published_, {})) {
+      device_.wait(Queue::kCompute, transfer->wait_issued());
+    }
   }
   void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
     const at::Tensor flat = buckets_.bucket(bucket);
@@ -55,14 +66,16 @@ class HostPath final : public UpdatePath {
 
   Device& device_;
   const ParameterBuckets& buckets_;
+  Mover& up_;
+  std::vector<TransferPtr> published_;
   CpuCompute compute_;
 };
 
 }  // namespace
 
 std::unique_ptr<UpdatePath> make_device_path(Device& device) { return std::make_unique<DevicePath>(device); }
-std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets) {
-  return std::make_unique<HostPath>(device, buckets);
+std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets, Mover& up) {
+  return std::make_unique<HostPath>(device, buckets, up);
 }
 
 }  // namespace pannier

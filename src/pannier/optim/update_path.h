@@ -1,6 +1,6 @@
-// How a bucket is updated: `device` (states rest on the device and are updated there) or `host` (the gradient is on the
-// host, a SIMD kernel updates there, the new parameter travels back). Both run the same arithmetic, so a path changes
-// when and where, never what.
+// Where the arithmetic of an update runs and how its result reaches the model: on the device, in the very memory that
+// the model reads, or on the host, from where the new parameter travels back. Both run the same arithmetic, so a path
+// changes when and where, never what.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "pannier/device/device.h"
+#include "pannier/device/mover.h"
 #include "pannier/tier/parameter_buckets.h"
 #include "pannier/tier/state_store.h"
 
@@ -23,9 +24,12 @@ class UpdatePath {
 
   /// The processor that updates.
   [[nodiscard]] virtual Compute& compute() = 0;
-  /// Brings elements [begin, end) of a bucket's parameter, as the update left them, to where the model reads them.
+  /// Brings elements [begin, end) of a bucket's parameter, as the update left them, to where the model reads them;
+  /// they are there when what comes after finish() runs.
   virtual void publish(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) = 0;
-  /// The opposite: the model's values become what the update reads.
+  /// Makes the caller's later device work start after all that was published.
+  virtual void finish() = 0;
+  /// The opposite of publish: the model's values become what the update reads.
   virtual void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) = 0;
   /// Copies between state memory of this path and a device tensor.
   virtual void read_state(void* device_to, const void* state_from, std::size_t nbytes) = 0;
@@ -35,7 +39,7 @@ class UpdatePath {
 };
 
 [[nodiscard]] std::unique_ptr<UpdatePath> make_device_path(Device& device);
-/// `buckets` must outlive the path.
-[[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets);
+/// `buckets` and `up` must outlive the path.
+[[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets, Mover& up);
 
 }  // namespace pannier

@@ -29,13 +29,14 @@ void UpdatePipeline::initialize() {
     std::optional<Lease> lease;
     parts_.parameters.fill(b, [&](const Segment& segment, const at::Tensor& values) {
       if (!lease) {
-        lease.emplace(parts_.states.lease(b));
+        lease.emplace(parts_.routes.rest_way(b).states->lease(b));
       }
       const at::Tensor fp32 = values.to(at::kFloat);
       set_master(segment, lease->view(), fp32.data_ptr<float>());
       if (parts_.initial_state1 != 0.0 && lease->view().state1 != nullptr) {
         const at::Tensor start = at::full({segment.numel}, parts_.initial_state1, fp32.options());
-        parts_.path.write_state(lease->view().state1 + segment.offset, start.data_ptr(), start.nbytes());
+        parts_.routes.rest_way(b).path->write_state(lease->view().state1 + segment.offset, start.data_ptr(),
+                                                    start.nbytes());
       }
     });
   }
@@ -53,32 +54,34 @@ void UpdatePipeline::set_master(const Segment& segment, const StateView& view, c
       break;
     case kernels::StateFormat::kFp16:
       device.to_fp16(values, static_cast<std::uint16_t*>(on_device), n);
-      parts_.path.write_state(at_element<float>(view.rest, segment.offset), values, nbytes_of(n, 4));
+      rest_way(segment.parameter)
+          .path->write_state(at_element<float>(view.rest, segment.offset), values, nbytes_of(n, 4));
       break;
     case kernels::StateFormat::kBf16: {
       const at::Tensor lo = at::empty({n}, at::TensorOptions().dtype(at::kShort).device(flat.device()));
       device.split_master(values, static_cast<std::uint16_t*>(on_device), lo.data_ptr<std::int16_t>(), n);
-      parts_.path.write_state(at_element<std::int16_t>(view.rest, segment.offset), lo.data_ptr(), lo.nbytes());
+      rest_way(segment.parameter)
+          .path->write_state(at_element<std::int16_t>(view.rest, segment.offset), lo.data_ptr(), lo.nbytes());
       break;
     }
   }
-  parts_.path.fetch(bucket, view, segment.offset, segment.offset + n);
+  rest_way(segment.parameter).path->fetch(bucket, view, segment.offset, segment.offset + n);
 }
 
 void UpdatePipeline::set_master_from_parameter(const Segment& segment, const StateView& view) {
   const int bucket = parts_.layout.bucket_of(segment.parameter);
-  parts_.path.fetch(bucket, view, segment.offset, segment.offset + segment.numel);
+  UpdatePath& path = *rest_way(segment.parameter).path;
+  path.fetch(bucket, view, segment.offset, segment.offset + segment.numel);
   switch (parts_.format) {
     case kernels::StateFormat::kFp32:
       break;
     case kernels::StateFormat::kFp16:
-      parts_.path.compute().accumulate(at_element<float>(view.rest, segment.offset),
-                                       at_element(view.param, segment.offset, 2), kernels::GradType::kFp16,
-                                       segment.numel, true);
+      path.compute().accumulate(at_element<float>(view.rest, segment.offset), at_element(view.param, segment.offset, 2),
+                                kernels::GradType::kFp16, segment.numel, true);
       break;
     case kernels::StateFormat::kBf16:
       // The rest belongs to the value before the edit; with it the join would be another number, or NaN.
-      parts_.path.zero_state(at_element<std::int16_t>(view.rest, segment.offset), nbytes_of(segment.numel, 2));
+      path.zero_state(at_element<std::int16_t>(view.rest, segment.offset), nbytes_of(segment.numel, 2));
       break;
   }
 }
@@ -105,31 +108,73 @@ kernels::UpdateTask UpdatePipeline::task_of(const Segment& segment, const StateV
            .numel = segment.numel}};
 }
 
-void UpdatePipeline::apply(const std::vector<std::optional<kernels::UpdateCoefficients>>& coefficients) {
-  // Buckets are in backward order; the next forward needs the last one first.
+void UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
+                                   const kernels::UpdateControl& control) {
+  std::vector<const Segment*> updated;
+  const Bucket& elements = parts_.layout.buckets()[static_cast<std::size_t>(bucket)];
+  for (const Segment& segment : elements.segments) {
+    if (coefficients.at(static_cast<std::size_t>(segment.parameter)) && segment.numel > 0) {
+      updated.push_back(&segment);
+    }
+  }
+  if (updated.empty()) {
+    return;
+  }
+  const Way& way = parts_.routes.update_way(bucket);
+  const Lease lease = way.states->lease(bucket);
+  std::vector<kernels::UpdateTask> tasks;
+  for (const Segment* segment : updated) {
+    tasks.push_back(task_of(*segment, lease.view(), *coefficients[static_cast<std::size_t>(segment->parameter)]));
+  }
+  way.path->compute().update(parts_.algorithm, parts_.format, tasks, control);
+  way.path->publish(bucket, lease.view(), 0, elements.numel);
+  for (const Segment* segment : updated) {
+    parts_.gradients.drop(segment->parameter);
+  }
+}
+
+// Buckets are in backward order; the next forward needs the last one first.
+void UpdatePipeline::update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control) {
   for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
-    const Bucket& bucket = parts_.layout.buckets()[static_cast<std::size_t>(b)];
-    const Lease lease = parts_.states.lease(b);
-    std::vector<kernels::UpdateTask> tasks;
-    std::vector<int> updated;
-    for (const Segment& segment : bucket.segments) {
-      const auto& constants = coefficients.at(static_cast<std::size_t>(segment.parameter));
-      if (!constants) {
-        continue;
-      }
-      updated.push_back(segment.parameter);
-      if (segment.numel > 0) {
-        tasks.push_back(task_of(segment, lease.view(), *constants));
-      }
+    if (parts_.routes.route(b) != UpdateRoute::kHost) {
+      update_bucket(b, coefficients, control);
     }
-    if (!tasks.empty()) {
-      parts_.path.compute().update(parts_.algorithm, parts_.format, tasks);
-      parts_.path.publish(b, lease.view(), 0, bucket.numel);
+  }
+}
+
+void UpdatePipeline::update_on_host(const Coefficients& coefficients, float grad_factor) {
+  const std::uint32_t skip = 0;
+  for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
+    if (parts_.routes.route(b) == UpdateRoute::kHost) {
+      update_bucket(b, coefficients, {&grad_factor, &skip});
     }
-    for (const int parameter : updated) {
-      parts_.gradients.drop(parameter);
-      parts_.parameters.bump_version(parameter);
+  }
+}
+
+void UpdatePipeline::publish_versions(const Coefficients& coefficients) {
+  for (int b = 0; b < parts_.layout.num_buckets(); ++b) {
+    parts_.routes.update_way(b).path->finish();
+  }
+  for (std::size_t i = 0; i < coefficients.size(); ++i) {
+    if (coefficients[i]) {
+      parts_.parameters.bump_version(static_cast<int>(i));
     }
+  }
+}
+
+void UpdatePipeline::set_route(int bucket, UpdateRoute route) {
+  const UpdateRoute before = parts_.routes.route(bucket);
+  if (before == route) {
+    return;
+  }
+  PANNIER_CHECK(before != UpdateRoute::kDevice && route != UpdateRoute::kDevice,
+                fmt::format("bucket {} can't move from route {} to {}", bucket, to_string(before), to_string(route)));
+  parts_.routes.set(bucket, route);
+  if (route == UpdateRoute::kHost) {
+    // The host's copy of the parameter has not followed the updates on the device.
+    const Way& way = parts_.routes.rest_way(bucket);
+    const Lease lease = way.states->lease(bucket);
+    way.path->fetch(bucket, lease.view(), 0, parts_.layout.buckets()[static_cast<std::size_t>(bucket)].numel);
   }
 }
 
@@ -152,14 +197,15 @@ at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
   const at::Tensor bucket = parts_.parameters.bucket(parts_.layout.bucket_of(parameter));
   at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(bucket.device()));
   if (name != "fp32_param") {
-    parts_.path.read_state(flat.data_ptr(), state_address(view, name, segment.offset), flat.nbytes());
+    rest_way(parameter).path->read_state(flat.data_ptr(), state_address(view, name, segment.offset), flat.nbytes());
   } else if (parts_.format == kernels::StateFormat::kFp32) {
     parts_.device.copy_on_device(flat.data_ptr(), parts_.parameters.address(parameter), flat.nbytes());
   } else if (parts_.format == kernels::StateFormat::kFp16) {
-    parts_.path.read_state(flat.data_ptr(), at_element<float>(view.rest, segment.offset), flat.nbytes());
+    rest_way(parameter).path->read_state(flat.data_ptr(), at_element<float>(view.rest, segment.offset), flat.nbytes());
   } else {
     at::Tensor lo = at::empty({segment.numel}, at::TensorOptions().dtype(at::kShort).device(bucket.device()));
-    parts_.path.read_state(lo.data_ptr(), at_element<std::int16_t>(view.rest, segment.offset), lo.nbytes());
+    rest_way(parameter).path->read_state(lo.data_ptr(), at_element<std::int16_t>(view.rest, segment.offset),
+                                         lo.nbytes());
     parts_.device.compute().join_master(static_cast<const std::uint16_t*>(parts_.parameters.address(parameter)),
                                         lo.data_ptr<std::int16_t>(), flat.data_ptr<float>(), segment.numel);
   }
@@ -181,7 +227,8 @@ void UpdatePipeline::write(int parameter, const std::string& name, const at::Ten
     set_master(segment, lease.view(), flat.data_ptr<float>());
     parts_.parameters.bump_version(parameter);
   } else {
-    parts_.path.write_state(state_address(lease.view(), name, segment.offset), flat.data_ptr(), flat.nbytes());
+    rest_way(parameter).path->write_state(state_address(lease.view(), name, segment.offset), flat.data_ptr(),
+                                          flat.nbytes());
   }
 }
 

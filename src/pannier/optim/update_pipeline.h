@@ -12,7 +12,7 @@
 
 #include "pannier/kernels/update.h"
 #include "pannier/layout/bucket_layout.h"
-#include "pannier/optim/update_path.h"
+#include "pannier/optim/update_routes.h"
 #include "pannier/tier/gradient_store.h"
 #include "pannier/tier/parameter_buckets.h"
 #include "pannier/tier/state_store.h"
@@ -25,8 +25,7 @@ struct UpdatePipelineParts {
   const BucketLayout& layout;
   ParameterBuckets& parameters;
   GradientStore& gradients;
-  StateStore& states;
-  UpdatePath& path;
+  UpdateRoutes& routes;
   kernels::Algorithm algorithm;
   kernels::StateFormat format;
   std::vector<std::string> state_names;  ///< Of state1 and state2, as torch names them.
@@ -41,8 +40,18 @@ class UpdatePipeline {
   /// Moves the model's parameters into the buckets and makes their master weights from the values as given.
   void initialize();
 
-  /// Updates every parameter that has coefficients, drops the gradients, and bumps the parameters' versions.
-  void apply(const std::vector<std::optional<kernels::UpdateCoefficients>>& coefficients);
+  /// Constants of each parameter's update; empty: it is not updated.
+  using Coefficients = std::vector<std::optional<kernels::UpdateCoefficients>>;
+
+  /// Updates what is updated on the device, without waiting for what the device has yet to decide: factor and skip are
+  /// read from `control`, which points to device memory.
+  void update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control);
+  /// Updates what is updated on the host with a gradient factor that is known.
+  void update_on_host(const Coefficients& coefficients, float grad_factor);
+  /// After an update: the caller's later work sees the new parameters, and their versions are bumped.
+  void publish_versions(const Coefficients& coefficients);
+  /// Changes how a bucket is updated, between steps.
+  void set_route(int bucket, UpdateRoute route);
 
   /// Makes the model's values of these parameters the master weights: what somebody wrote into them counts as exact.
   void take_edits(const std::vector<int>& parameters);
@@ -55,7 +64,14 @@ class UpdatePipeline {
   [[nodiscard]] const std::vector<std::string>& state_names() const noexcept { return parts_.state_names; }
 
  private:
-  [[nodiscard]] Lease lease_of(int parameter) { return parts_.states.lease(parts_.layout.bucket_of(parameter)); }
+  using Way = UpdateRoutes::Way;
+  [[nodiscard]] const Way& rest_way(int parameter) const {
+    return parts_.routes.rest_way(parts_.layout.bucket_of(parameter));
+  }
+  [[nodiscard]] Lease lease_of(int parameter) {
+    return rest_way(parameter).states->lease(parts_.layout.bucket_of(parameter));
+  }
+  void update_bucket(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
   [[nodiscard]] kernels::UpdateTask task_of(const Segment& segment, const StateView& view,
                                             const kernels::UpdateCoefficients& constants);
   void set_master(const Segment& segment, const StateView& view, const float* values);

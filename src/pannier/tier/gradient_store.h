@@ -5,10 +5,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "pannier/base/units.h"
 #include "pannier/device/device.h"
+#include "pannier/device/mover.h"
 #include "pannier/kernels/update.h"
 #include "pannier/layout/bucket_layout.h"
 #include "pannier/mem/host_slab.h"
@@ -40,19 +44,77 @@ class GradientStore {
   /// writes, and adds it to the window's. `last`: no further micro-batch is expected, so a first one may stay in its
   /// type.
   virtual void add(int parameter, at::Tensor gradient, bool last) = 0;
-  [[nodiscard]] virtual GradientView view(int parameter) const = 0;
+  /// All gradients of a bucket that this backward gives were added: what goes to the host may set out.
+  virtual void flush(int bucket) = 0;
+  /// Where a parameter's gradient rests. The host waits until it has arrived there.
+  [[nodiscard]] virtual GradientView view(int parameter) = 0;
+  /// Whether it rests on the device.
+  [[nodiscard]] virtual bool is_on_device(int parameter) const = 0;
+  /// Replaces a gradient that there is by `flat`, a device tensor of the view's type.
+  virtual void write(int parameter, const at::Tensor& flat) = 0;
+  /// An fp32 copy of a gradient that there is, flat, on the device.
+  [[nodiscard]] virtual at::Tensor read(int parameter) = 0;
   /// Forgets a parameter's gradient and lets device memory go.
   virtual void drop(int parameter) = 0;
-  /// The processor that can read the views.
-  [[nodiscard]] virtual Compute& compute() = 0;
+  /// Lets go of device memory whose content has arrived on the host.
+  virtual void free_sent() = 0;
 };
 
 [[nodiscard]] std::unique_ptr<GradientStore> make_device_gradients(Device& device, int num_parameters,
                                                                    GradientStoreOptions options);
 
-/// Gradients lie in one host slab, as their buckets do. `memory` must outlive the store. Throws OutOfMemoryError.
-[[nodiscard]] std::unique_ptr<GradientStore> make_host_gradients(Device& device, HostMemory& memory,
-                                                                 const BucketLayout& layout,
-                                                                 GradientStoreOptions options);
+/// Gradients in one host slab, laid out as their buckets are, to which `down` carries them.
+class HostGradients final : public GradientStore {
+ public:
+  /// What it refers to must outlive the store. Throws OutOfMemoryError.
+  HostGradients(Device& device, HostMemory& memory, const BucketLayout& layout, GradientStoreOptions options,
+                Mover& down);
+
+  void add(int parameter, at::Tensor gradient, bool last) override;
+  void flush(int bucket) override;
+  [[nodiscard]] GradientView view(int parameter) override;
+  [[nodiscard]] bool is_on_device(int /*parameter*/) const override { return false; }
+  void write(int parameter, const at::Tensor& flat) override;
+  [[nodiscard]] at::Tensor read(int parameter) override;
+  void drop(int parameter) override;
+  void free_sent() override;
+  [[nodiscard]] std::span<std::byte> bytes() noexcept { return slab_.data(); }
+
+ private:
+  /// What the window holds of a parameter.
+  enum class Held : std::uint8_t { kNothing, kOwnType, kFp32Sum };
+  /// Copies that wait for their bucket's flush, or are on their way.
+  struct Way {
+    std::vector<CopyRun> runs;
+    std::vector<at::Tensor> sources;
+    TransferPtr transfer;
+  };
+
+  [[nodiscard]] HostSlab make_slab(std::int64_t numel, std::size_t width);
+  [[nodiscard]] void* own_type(std::size_t i) { return slab_.data().data() + nbytes_of(offsets_[i], width_); }
+  [[nodiscard]] at::Tensor own_type_tensor(std::size_t i);
+  [[nodiscard]] float* fp32_sum(std::size_t i);
+  void widen(std::size_t i);
+  void arrive(int bucket);
+
+  Device& device_;
+  HostMemory& memory_;
+  const BucketLayout& layout_;
+  GradientStoreOptions options_;
+  Mover& down_;
+  std::vector<Held> held_;
+  std::vector<std::int64_t> offsets_;
+  std::vector<std::int64_t> numels_;
+  std::size_t width_ = 4;
+  HostSlab slab_;
+  HostSlab sums_;
+  std::vector<Way> ways_;  ///< By bucket.
+  CpuCompute compute_;
+};
+
+/// Sends each parameter's gradient to one of two stores, as its bucket's route says. What it refers to must outlive it.
+[[nodiscard]] std::unique_ptr<GradientStore> make_routed_gradients(GradientStore& device, GradientStore& host,
+                                                                   const BucketLayout& layout,
+                                                                   std::function<bool(int)> goes_to_host);
 
 }  // namespace pannier

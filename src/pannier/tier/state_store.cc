@@ -57,37 +57,6 @@ class DeviceStore final : public StateStore {
   std::vector<std::optional<Slot>> buckets_;
 };
 
-class HostStore final : public StateStore {
- public:
-  HostStore(HostMemory& memory, const StateShape& shape, const std::vector<std::int64_t>& bucket_numels) {
-    std::size_t nbytes = 0;
-    for (const std::int64_t numel : bucket_numels) {
-      nbytes += host_bucket_layout(shape, numel).nbytes;
-    }
-    slab_ = HostSlab(memory, nbytes, {.owner = "optimizer states"}, torch_parallel_for());
-    std::byte* bucket = slab_.data().data();
-    for (const std::int64_t numel : bucket_numels) {
-      const HostBucketLayout layout = host_bucket_layout(shape, numel);
-      const auto array = [bucket, &layout](std::size_t index) { return bucket + layout.offsets[index]; };
-      views_.push_back({.param = array(3),
-                        .rest = shape.rest_nbytes == 0 ? nullptr : array(2),
-                        .state1 = shape.num_states < 1 ? nullptr : reinterpret_cast<float*>(array(0)),
-                        .state2 = shape.num_states < 2 ? nullptr : reinterpret_cast<float*>(array(1))});
-      bucket += layout.nbytes;
-    }
-  }
-
-  [[nodiscard]] Home home() const noexcept override { return Home::kHost; }
-
- protected:
-  [[nodiscard]] StateView acquire(int bucket) override { return views_.at(static_cast<std::size_t>(bucket)); }
-  void release(int /*bucket*/) noexcept override {}
-
- private:
-  HostSlab slab_;
-  std::vector<StateView> views_;
-};
-
 }  // namespace
 
 Lease::~Lease() {
@@ -114,9 +83,33 @@ std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& 
   return std::make_unique<DeviceStore>(device, shape, num_buckets, std::move(param_bucket));
 }
 
-std::unique_ptr<StateStore> make_host_store(HostMemory& memory, const StateShape& shape,
-                                            const std::vector<std::int64_t>& bucket_numels) {
-  return std::make_unique<HostStore>(memory, shape, bucket_numels);
+HostStateStore::HostStateStore(HostMemory& memory, const StateShape& shape,
+                               const std::vector<std::int64_t>& bucket_numels) {
+  std::size_t nbytes = 0;
+  for (const std::int64_t numel : bucket_numels) {
+    nbytes += host_bucket_layout(shape, numel).nbytes;
+  }
+  slab_ = HostSlab(memory, nbytes, {.owner = "optimizer states"}, torch_parallel_for());
+  std::byte* bucket = slab_.data().data();
+  for (const std::int64_t numel : bucket_numels) {
+    const HostBucketLayout layout = host_bucket_layout(shape, numel);
+    views_.push_back(view_of(shape, layout, bucket, bucket + layout.offsets[3]));
+    bucket += layout.nbytes;
+  }
+}
+
+StateView HostStateStore::acquire(int bucket) {
+  if (recall_) {
+    recall_(bucket);
+  }
+  return view(bucket);
+}
+
+StateView view_of(const StateShape& shape, const HostBucketLayout& layout, std::byte* states, void* param) {
+  return {.param = param,
+          .rest = shape.rest_nbytes == 0 ? nullptr : states + layout.offsets[2],
+          .state1 = shape.num_states < 1 ? nullptr : reinterpret_cast<float*>(states + layout.offsets[0]),
+          .state2 = shape.num_states < 2 ? nullptr : reinterpret_cast<float*>(states + layout.offsets[1])};
 }
 
 }  // namespace pannier

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,10 @@ struct StateView {
   float* state1 = nullptr;
   float* state2 = nullptr;
 };
+
+/// The view of a bucket whose states lie at `states` as `layout` says.
+[[nodiscard]] StateView view_of(const StateShape& shape, const HostBucketLayout& layout, std::byte* states,
+                                void* param);
 
 class StateStore;
 
@@ -76,8 +81,27 @@ class StateStore {
                                                             std::function<at::Tensor(int)> param_bucket);
 
 /// State in one exact-size host slab, with a copy of the parameter. Starts as zero; the copy is filled by its first
-/// writer. Throws OutOfMemoryError. `memory` must outlive the store.
-[[nodiscard]] std::unique_ptr<StateStore> make_host_store(HostMemory& memory, const StateShape& shape,
-                                                          const std::vector<std::int64_t>& bucket_numels);
+/// writer.
+class HostStateStore final : public StateStore {
+ public:
+  /// `memory` must outlive the store. Throws OutOfMemoryError.
+  HostStateStore(HostMemory& memory, const StateShape& shape, const std::vector<std::int64_t>& bucket_numels);
+
+  [[nodiscard]] Home home() const noexcept override { return Home::kHost; }
+  /// Called with the bucket before each lease: whoever has lent its state elsewhere brings it back.
+  void before_lease(std::function<void(int)> recall) { recall_ = std::move(recall); }
+  /// Where a bucket's state rests.
+  [[nodiscard]] const StateView& view(int bucket) const { return views_.at(static_cast<std::size_t>(bucket)); }
+  [[nodiscard]] std::span<std::byte> bytes() noexcept { return slab_.data(); }
+
+ protected:
+  [[nodiscard]] StateView acquire(int bucket) override;
+  void release(int /*bucket*/) noexcept override {}
+
+ private:
+  HostSlab slab_;
+  std::vector<StateView> views_;
+  std::function<void(int)> recall_;
+};
 
 }  // namespace pannier

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "pannier/base/error.h"
+#include "pannier/base/log.h"
 #include "pannier/device/dtype.h"
 
 namespace pannier {
@@ -25,27 +26,71 @@ StateShape shape_of(const PartsOptions& options) {
   return state_shape_of(state_format_of(options.dtype), static_cast<int>(names.size()));
 }
 
-void build_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+// The first buckets of a backward are updated on the host: their gradients are there when it ends.
+std::vector<UpdateRoute> choose_routes(const PartsOptions& options, const BucketLayout& layout) {
+  if (options.optimizer_home == Home::kDevice) {
+    return std::vector<UpdateRoute>(static_cast<std::size_t>(layout.num_buckets()), UpdateRoute::kDevice);
+  }
+  const double on_host = (1.0 - options.streamed_share) * static_cast<double>(layout.numel());
+  std::vector<UpdateRoute> routes;
+  double before = 0;
+  for (const std::int64_t numel : bucket_numels(layout)) {
+    routes.push_back(before + static_cast<double>(numel) / 2 < on_host ? UpdateRoute::kHost : UpdateRoute::kStreamed);
+    before += static_cast<double>(numel);
+  }
+  return routes;
+}
+
+// Memory that can't be registered still works; transfers then wait for the host, and the user should know why.
+void register_host(Device& device, std::span<std::byte> memory, const char* what, Parts& parts) {
+  std::string reason;
+  if (auto registration = device.register_host(memory, reason)) {
+    parts.registrations.push_back(std::move(registration));
+  } else if (!reason.empty()) {
+    log::warning(fmt::format("host memory of {} could not be registered with {}: {}; transfers will be slower", what,
+                             device.name(), reason));
+  }
+}
+
+void build_host_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
   const StateShape shape = shape_of(options);
   const GradientStoreOptions gradients{grad_type_of(options.dtype), options.accumulates, options.sum_in_own_type};
+  parts.up = std::make_unique<Mover>(device, Queue::kUp, options.movers);
+  parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
+  parts.host_states = std::make_unique<HostStateStore>(memory, shape, bucket_numels(*parts.layout));
+  register_host(device, parts.host_states->bytes(), "optimizer states", parts);
+  parts.host_gradients = std::make_unique<HostGradients>(device, memory, *parts.layout, gradients, *parts.down);
+  register_host(device, parts.host_gradients->bytes(), "gradients", parts);
+  parts.tide = std::make_unique<Tide>(
+      TideParts{device, *parts.host_states, *parts.up, *parts.down, shape, bucket_numels(*parts.layout),
+                [buckets = parts.parameters.get()](int bucket) { return buckets->bucket(bucket); }});
+  parts.host_path = make_host_path(device, *parts.parameters, *parts.up);
+  parts.gradients = make_routed_gradients(
+      *parts.device_gradients, *parts.host_gradients, *parts.layout,
+      [routes = parts.routes.get()](int bucket) { return routes->route(bucket) == UpdateRoute::kHost; });
+}
+
+void build_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+  PANNIER_CHECK(options.optimizer_home != Home::kNvme, "a home without a store was asked for");
+  const GradientStoreOptions gradients{grad_type_of(options.dtype), options.accumulates, options.sum_in_own_type};
   const int num_buckets = parts.layout->num_buckets();
-  switch (options.optimizer_home) {
-    case Home::kDevice:
-      parts.states = make_device_store(device, shape, num_buckets, [buckets = parts.parameters.get()](int bucket) {
-        return buckets->bucket(bucket);
-      });
-      parts.gradients = make_device_gradients(device, parts.layout->num_parameters(), gradients);
-      parts.path = make_device_path(device);
-      return;
-    case Home::kHost:
-      parts.states = make_host_store(memory, shape, bucket_numels(*parts.layout));
-      parts.gradients = make_host_gradients(device, memory, *parts.layout, gradients);
-      parts.path = make_host_path(device, *parts.parameters);
-      return;
-    case Home::kNvme:
-      break;
+  parts.device_gradients = make_device_gradients(device, parts.layout->num_parameters(), gradients);
+  parts.device_path = make_device_path(device);
+  UpdateRoutes::Way on_device{nullptr, parts.device_path.get()};
+  // The table is built first, since the gradients ask it; what it points to follows.
+  const auto chosen = choose_routes(options, *parts.layout);
+  if (options.optimizer_home == Home::kDevice) {
+    parts.device_states = make_device_store(device, shape_of(options), num_buckets,
+                                            [buckets = parts.parameters.get()](int b) { return buckets->bucket(b); });
+    on_device.states = parts.device_states.get();
+    parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
+    parts.gradients = std::move(parts.device_gradients);
+    return;
   }
-  throw InternalError("a home without a store was asked for");
+  parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
+  build_host_home(options, device, memory, parts);
+  *parts.routes = UpdateRoutes(chosen, on_device, {parts.tide.get(), parts.device_path.get()},
+                               {parts.host_states.get(), parts.host_path.get()});
 }
 
 }  // namespace
@@ -60,6 +105,14 @@ MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::i
           .accumulates = options.accumulates && !options.sum_in_own_type,
           .unmanaged_nbytes = unmanaged_nbytes,
           .host_page_nbytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE))};
+}
+
+Parts::~Parts() {
+  for (Mover* mover : {up.get(), down.get()}) {
+    if (mover != nullptr) {
+      mover->close();
+    }
+  }
 }
 
 Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, std::vector<at::Tensor> parameters,
@@ -77,13 +130,17 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   parts.parameters =
       std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
   build_home(options, device, memory, parts);
+  parts.judge = device.make_judge();
   parts.pipeline = std::make_unique<UpdatePipeline>(
-      UpdatePipelineParts{device, *parts.layout, *parts.parameters, *parts.gradients, *parts.states, *parts.path,
-                          options.algorithm, state_format_of(options.dtype),
-                          kernels::state_names(options.algorithm, options.momentum), options.initial_state1});
+      UpdatePipelineParts{device, *parts.layout, *parts.parameters, *parts.gradients, *parts.routes, options.algorithm,
+                          state_format_of(options.dtype), kernels::state_names(options.algorithm, options.momentum),
+                          options.initial_state1});
   parts.pipeline->initialize();
   parts.reducer = std::make_unique<GradientReducer>(device, *parts.layout, *parts.parameters, *parts.gradients,
-                                                    *parts.communicator);
+                                                    *parts.communicator, *parts.judge);
+  if (parts.tide) {
+    parts.pilot = std::make_unique<TidePilot>(device, *parts.tide, *parts.routes, options.device_budget);
+  }
   return parts;
 }
 

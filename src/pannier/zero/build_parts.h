@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "pannier/comm/communicator.h"
 #include "pannier/device/device.h"
 #include "pannier/layout/bucket_layout.h"
+#include "pannier/optim/tide_pilot.h"
 #include "pannier/optim/update_pipeline.h"
 #include "pannier/plan/memory_plan.h"
 #include "pannier/zero/gradient_reducer.h"
@@ -27,16 +29,37 @@ struct PartsOptions {
   bool accumulates = false;      ///< More than one micro-batch a step.
   bool sum_in_own_type = false;  ///< 16-bit sums, on request.
   BucketOptions buckets;
+  /// Of host-resident states: the share of elements whose buckets are updated on the device (streamed), 0 to 1.
+  double streamed_share = 0.0;
+  std::optional<std::size_t> device_budget;  ///< What the device may hold in all; empty: what the model itself takes.
+  MoverOptions movers;
 };
 
-/// The parts, in order of dependence.
+/// The parts, in order of dependence. Those that a home does not need are null.
 struct Parts {
+  Parts() = default;
+  Parts(Parts&&) = default;
+  Parts& operator=(Parts&&) = delete;
+  /// Ends the movers before the memory that they work on goes.
+  ~Parts();
+
+  std::unique_ptr<Mover> up;
+  std::unique_ptr<Mover> down;
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<BucketLayout> layout;
   std::unique_ptr<ParameterBuckets> parameters;
-  std::unique_ptr<StateStore> states;
-  std::unique_ptr<GradientStore> gradients;
-  std::unique_ptr<UpdatePath> path;
+  std::unique_ptr<StateStore> device_states;
+  std::unique_ptr<HostStateStore> host_states;
+  std::unique_ptr<Tide> tide;
+  std::unique_ptr<GradientStore> device_gradients;
+  std::unique_ptr<HostGradients> host_gradients;
+  std::unique_ptr<GradientStore> gradients;  ///< Of all buckets.
+  std::unique_ptr<UpdatePath> device_path;
+  std::unique_ptr<UpdatePath> host_path;
+  std::unique_ptr<UpdateRoutes> routes;
+  std::unique_ptr<GradientJudge> judge;
+  std::unique_ptr<TidePilot> pilot;
+  std::vector<std::unique_ptr<Registration>> registrations;
   std::unique_ptr<UpdatePipeline> pipeline;
   std::unique_ptr<GradientReducer> reducer;
 };

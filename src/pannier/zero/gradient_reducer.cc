@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
-#include <array>
+#include <span>
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
@@ -15,16 +15,18 @@
 namespace pannier {
 
 GradientReducer::GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters,
-                                 GradientStore& store, Communicator& communicator)
+                                 GradientStore& store, Communicator& communicator, GradientJudge& judge)
     : device_(device),
       layout_(layout),
       parameters_(parameters),
       store_(store),
       communicator_(communicator),
+      judge_(judge),
       listener_(std::make_shared<GradientListener>([this](int parameter) { receive(parameter); })),
       arrived_(static_cast<std::size_t>(parameters.num_parameters())),
       fired_(arrived_.size()),
       used_(fired_.size()),
+      judged_(fired_.size()),
       open_(static_cast<std::size_t>(layout.num_buckets())) {
   for (int i = 0; i < parameters_.num_parameters(); ++i) {
     hooks_.emplace_back(parameters_.parameter(i), i, listener_);
@@ -138,12 +140,43 @@ at::Tensor GradientReducer::flat_gradient(int parameter, const at::Tensor& gradi
 
 void GradientReducer::close(int bucket) {
   open_[static_cast<std::size_t>(bucket)].closed = true;
+  store_.free_sent();
+  std::vector<GradientRun> leaving;
   for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
-    at::Tensor& gradient = arrived_[static_cast<std::size_t>(segment.parameter)];
-    if (gradient.defined()) {
-      store_.add(segment.parameter, std::exchange(gradient, at::Tensor()), last_backward_);
+    at::Tensor& arrived = arrived_[static_cast<std::size_t>(segment.parameter)];
+    if (arrived.defined()) {
+      at::Tensor gradient = std::exchange(arrived, at::Tensor());
+      if (is_judged_early(gradient, segment.parameter)) {
+        leaving.push_back(
+            {gradient.data_ptr(), grad_type_of(gradient.scalar_type()), gradient.numel(), segment.parameter});
+      }
+      store_.add(segment.parameter, std::move(gradient), last_backward_);
     }
   }
+  judge_.add(leaving);
+  for (const GradientRun& run : leaving) {
+    judged_[static_cast<std::size_t>(run.parameter)] = true;
+  }
+  store_.flush(bucket);
+  if (closed_) {
+    closed_(bucket);
+  }
+}
+
+// A gradient that will go to the host is judged before it leaves, where that is cheap; in a world of one, since only
+// then it is the sum already. What rests on the device is judged at the window's end, all at once.
+bool GradientReducer::is_judged_early(const at::Tensor& gradient, int parameter) {
+  if (judged_[static_cast<std::size_t>(parameter)]) {
+    judge_anew();  // It was not the last micro-batch after all: what was judged is not the sum.
+    return false;
+  }
+  return last_backward_ && gradient.numel() > 0 && communicator_.world_size() == 1 && !store_.is_on_device(parameter) &&
+         store_.view(parameter).data == nullptr;
+}
+
+void GradientReducer::judge_anew() {
+  judge_.reset();
+  std::fill(judged_.begin(), judged_.end(), false);
 }
 
 void GradientReducer::end_backward() {
@@ -164,36 +197,36 @@ void GradientReducer::end_backward() {
   }
 }
 
-GradientSummary GradientReducer::finish_window() {
+void GradientReducer::finish_window() {
   if (in_backward_) {
     end_backward();
   }
-  GradientSummary summary;
-  kernels::GradientStats stats;
   for (int b = 0; b < layout_.num_buckets(); ++b) {
-    const Shard shard =
-        shard_of(layout_.buckets()[static_cast<std::size_t>(b)], communicator_.rank(), communicator_.world_size());
-    for (const Piece& piece : shard.pieces) {
-      if (!used(piece.parameter)) {
-        continue;
-      }
-      const GradientView view = store_.view(piece.parameter);
-      const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
-      const auto* data = static_cast<const char*>(view.data) + nbytes_of(piece.parameter_offset, width);
-      const auto part = store_.compute().gradient_stats(data, view.type, piece.numel);
-      stats.sum_of_squares.add(part.sum_of_squares);
-      stats.num_nonfinite += part.num_nonfinite;
-      if (part.num_nonfinite > 0 &&
-          (summary.first_nonfinite_parameter < 0 || piece.parameter < summary.first_nonfinite_parameter)) {
-        summary.first_nonfinite_parameter = piece.parameter;
-      }
+    judge_bucket(b);
+  }
+  if (communicator_.world_size() > 1) {
+    judge_.exchange([this](std::span<std::int64_t> numbers) { communicator_.sum(numbers); });
+  }
+}
+
+void GradientReducer::judge_bucket(int bucket) {
+  std::vector<GradientRun> on_device;
+  const Shard shard =
+      shard_of(layout_.buckets()[static_cast<std::size_t>(bucket)], communicator_.rank(), communicator_.world_size());
+  for (const Piece& piece : shard.pieces) {
+    if (!used(piece.parameter) || judged_[static_cast<std::size_t>(piece.parameter)] || piece.numel == 0) {
+      continue;
+    }
+    const GradientView view = store_.view(piece.parameter);
+    const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
+    const auto* data = static_cast<const char*>(view.data) + nbytes_of(piece.parameter_offset, width);
+    if (store_.is_on_device(piece.parameter)) {
+      on_device.push_back({data, view.type, piece.numel, piece.parameter});
+    } else {
+      judge_.add_stats(kernels::gradient_stats(data, view.type, piece.numel, torch_parallel_for()), piece.parameter);
     }
   }
-  communicator_.sum(stats.sum_of_squares.limbs());
-  communicator_.sum({&stats.num_nonfinite, 1});
-  summary.sum_of_squares = stats.sum_of_squares.value();
-  summary.num_nonfinite = stats.num_nonfinite;
-  return summary;
+  judge_.add(on_device);
 }
 
 void GradientReducer::drop_window(bool complete) {
@@ -214,6 +247,7 @@ void GradientReducer::drop_window(bool complete) {
   }
   backward_index_ = 0;
   std::fill(used_.begin(), used_.end(), false);
+  judge_anew();
 }
 
 void GradientReducer::renew_hooks() {

@@ -30,19 +30,12 @@
 
 namespace pannier {
 
-/// What the window's gradients are like, before any scale is taken out.
-struct GradientSummary {
-  double sum_of_squares = 0;  ///< Over all elements that are finite block by block.
-  std::int64_t num_nonfinite = 0;
-  int first_nonfinite_parameter = -1;  ///< In the model's order; -1 when all are finite.
-};
-
 /// Collects gradients over one accumulation window. Called by autograd's thread while a backward runs, otherwise by the
 /// engine's; never by two at once.
 class GradientReducer {
  public:
   GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters, GradientStore& store,
-                  Communicator& communicator);
+                  Communicator& communicator, GradientJudge& judge);
 
   /// Opens a backward. `last`: it is the window's last, as far as is known.
   void begin_backward(bool last);
@@ -52,8 +45,10 @@ class GradientReducer {
   /// Whether any gradient has arrived in this window, or a backward ran without one.
   [[nodiscard]] bool window_has_backward() const noexcept { return backward_index_ > 0 || in_backward_; }
 
-  /// Ends the window: afterwards every used parameter's sum is in the store. Returns the norm over all ranks.
-  [[nodiscard]] GradientSummary finish_window();
+  /// Ends the window: afterwards every used parameter's sum is in the store, and the judge has seen all of all ranks.
+  void finish_window();
+  /// A gradient was changed by somebody: what was judged before it went to the host no longer holds.
+  void judge_anew();
   /// Whether a parameter got a gradient in this window.
   [[nodiscard]] bool used(int parameter) const { return used_.at(static_cast<std::size_t>(parameter)); }
   /// Forgets the window's gradients and starts a new one. `complete`: its firings are as good a record as any.
@@ -66,6 +61,8 @@ class GradientReducer {
   void unhook() { hooks_.clear(); }
   /// Hooks again, before a backward, what lost its node since the last one; no gradient is lost then.
   void renew_hooks();
+  /// Called with each bucket when it closes, after its gradients went to the store.
+  void on_closed(std::function<void(int)> closed) { closed_ = std::move(closed); }
   /// Called with the parameter for a gradient outside of begin_backward and end_backward; may throw to refuse it.
   void on_unannounced(std::function<void(int)> begin) { begin_unannounced_ = std::move(begin); }
   /// Whether a gradient was refused, or a backward that the caller ran himself did not come to its end.
@@ -83,6 +80,8 @@ class GradientReducer {
   void check_gradient(int parameter, const at::Tensor& gradient) const;
   [[nodiscard]] at::Tensor flat_gradient(int parameter, const at::Tensor& gradient);
   void close(int bucket);
+  void judge_bucket(int bucket);
+  [[nodiscard]] bool is_judged_early(const at::Tensor& gradient, int parameter);
   [[nodiscard]] int expected(int parameter) const;
 
   Device& device_;
@@ -90,9 +89,11 @@ class GradientReducer {
   ParameterBuckets& parameters_;
   GradientStore& store_;
   Communicator& communicator_;
+  GradientJudge& judge_;
   std::shared_ptr<GradientListener> listener_;
   std::vector<GradientHook> hooks_;
   std::function<void(int)> begin_unannounced_;
+  std::function<void(int)> closed_;
 
   bool refused_ = false;
   /// True between the first gradient of a backward and its end; shared with autograd's callback, which may outlive us.
@@ -105,6 +106,7 @@ class GradientReducer {
   std::vector<at::Tensor> arrived_;       ///< Flat gradients of this backward whose bucket is still open, by parameter.
   std::vector<int> fired_;                ///< In this backward, by parameter.
   std::vector<bool> used_;
+  std::vector<bool> judged_;  ///< The judge has seen this parameter's sum on its way to the host.
   std::vector<OpenBucket> open_;
 };
 

@@ -29,12 +29,6 @@ struct UpdateBatch {
   std::vector<UpdateRun> runs;  ///< Without the empty ones.
 };
 
-/// What the device decides, as pointers to device memory.
-struct UpdateControl {
-  const float* grad_factor = nullptr;   ///< Replaces every run's own; null: the runs' own.
-  const std::uint32_t* skip = nullptr;  ///< Not zero: nothing is changed. Null: never.
-};
-
 /// Checks the tasks and numbers their blocks. Throws InternalError as kernels::update does, and where tasks differ in
 /// gradient type or in whether they have states.
 [[nodiscard]] UpdateBatch make_update_batch(Algorithm algorithm, StateFormat format, std::span<const UpdateTask> tasks);

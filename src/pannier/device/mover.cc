@@ -1,0 +1,197 @@
+#include "pannier/device/mover.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "pannier/base/error.h"
+
+namespace pannier {
+
+void Transfer::wait_for(Stage stage, std::unique_lock<std::mutex>& lock) {
+  stage_changed_.wait(lock, [&] { return error_ != nullptr || stage_ >= stage; });
+  if (error_ != nullptr) {
+    std::rethrow_exception(error_);
+  }
+}
+
+EventPtr Transfer::wait_issued() {
+  std::unique_lock lock(stage_mutex_);
+  wait_for(Stage::kIssued, lock);
+  return event_;
+}
+
+void Transfer::wait_done() {
+  std::unique_lock lock(stage_mutex_);
+  wait_for(Stage::kDone, lock);
+}
+
+bool Transfer::is_done() const {
+  const std::lock_guard lock(stage_mutex_);
+  return stage_ == Stage::kDone;
+}
+
+void Transfer::reach(Stage stage, EventPtr event) {
+  {
+    const std::lock_guard lock(stage_mutex_);
+    stage_ = stage;
+    if (event) {
+      event_ = std::move(event);
+    }
+  }
+  stage_changed_.notify_all();
+}
+
+void Transfer::fail(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(stage_mutex_);
+    error_ = std::move(error);
+  }
+  stage_changed_.notify_all();
+}
+
+Mover::Mover(Device& device, Queue queue, const MoverOptions& options)
+    : device_(device), queue_(queue), options_(options), delay_state_(options.delay_seed) {
+  PANNIER_CHECK(options.piece_nbytes > 0 && options.depth > 0, "a mover needs pieces and room for one");
+  thread_ = std::thread([this] { work(); });
+}
+
+Mover::~Mover() { close(); }
+
+TransferPtr Mover::push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer) {
+  auto transfer = std::make_shared<Transfer>();
+  {
+    const std::lock_guard lock(jobs_mutex_);
+    if (error_ != nullptr) {
+      std::rethrow_exception(error_);
+    }
+    PANNIER_CHECK(!closing_, "a transfer was pushed to a mover that is closed");
+    jobs_.push_back({std::move(runs), std::move(after), std::move(after_transfer), transfer});
+  }
+  jobs_changed_.notify_one();
+  return transfer;
+}
+
+void Mover::close() noexcept {
+  {
+    const std::lock_guard lock(jobs_mutex_);
+    closing_ = true;
+  }
+  jobs_changed_.notify_one();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void Mover::work() {
+  device_.attach_thread();
+  while (true) {
+    Job job;
+    {
+      std::unique_lock lock(jobs_mutex_);
+      if (in_flight_.empty()) {
+        jobs_changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+      }
+      if (!jobs_.empty()) {
+        job = std::move(jobs_.front());
+        jobs_.pop_front();
+      } else if (in_flight_.empty()) {
+        return;
+      }
+    }
+    try {
+      job.transfer ? issue(job) : retire_oldest();
+    } catch (...) {
+      const std::exception_ptr error = std::current_exception();
+      std::deque<Job> rest;
+      {
+        const std::lock_guard lock(jobs_mutex_);
+        error_ = error;
+        rest.swap(jobs_);
+      }
+      // Whoever waits must wake, and be told.
+      for (const InFlight& piece : std::exchange(in_flight_, {})) {
+        if (piece.transfer) {
+          piece.transfer->fail(error);
+        }
+      }
+      if (job.transfer) {
+        job.transfer->fail(error);
+      }
+      for (const Job& dropped : rest) {
+        dropped.transfer->fail(error);
+      }
+    }
+  }
+}
+
+void Mover::issue(const Job& job) {
+  if (job.after_transfer) {
+    job.after_transfer->wait_done();
+  }
+  for (const EventPtr& event : job.after) {
+    device_.wait(queue_, event);
+  }
+  std::size_t last = 0;  // The last run with anything in it.
+  for (std::size_t i = 0; i < job.runs.size(); ++i) {
+    last = job.runs[i].nbytes > 0 ? i : last;
+  }
+  bool issued = false;
+  for (std::size_t i = 0; i < job.runs.size(); ++i) {
+    const CopyRun& run = job.runs[i];
+    for (std::size_t at = 0; at < run.nbytes; at += options_.piece_nbytes) {
+      const std::size_t nbytes = std::min(options_.piece_nbytes, run.nbytes - at);
+      const bool is_last = i == last && at + nbytes == run.nbytes;
+      issue_piece({static_cast<char*>(run.to) + at, static_cast<const char*>(run.from) + at, nbytes},
+                  is_last ? job.transfer : nullptr);
+      issued = issued || is_last;
+    }
+  }
+  if (!issued) {
+    const EventPtr event = device_.record(queue_);
+    job.transfer->reach(Transfer::Stage::kIssued, event);
+    in_flight_.push_back({event, job.transfer});
+  }
+}
+
+void Mover::issue_piece(const CopyRun& piece, const TransferPtr& last_of) {
+  while (in_flight_.size() >= options_.depth) {
+    retire_oldest();
+  }
+  delay();
+  device_.copy(queue_, piece.to, piece.from, piece.nbytes);
+  const EventPtr event = device_.record(queue_);
+  in_flight_.push_back({event, last_of});
+  if (last_of) {
+    last_of->reach(Transfer::Stage::kIssued, event);
+  }
+}
+
+void Mover::retire_oldest() {
+  const InFlight oldest = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  try {
+    oldest.event->wait();
+  } catch (...) {
+    if (oldest.transfer) {
+      oldest.transfer->fail(std::current_exception());
+    }
+    throw;
+  }
+  if (oldest.transfer) {
+    oldest.transfer->reach(Transfer::Stage::kDone, nullptr);
+  }
+}
+
+// Up to two milliseconds, by a small generator of its own (xorshift), so that a seed gives one sequence.
+void Mover::delay() {
+  if (options_.delay_seed == 0) {
+    return;
+  }
+  delay_state_ ^= delay_state_ << 13;
+  delay_state_ ^= delay_state_ >> 7;
+  delay_state_ ^= delay_state_ << 17;
+  std::this_thread::sleep_for(std::chrono::microseconds(delay_state_ % 2000));
+}
+
+}  // namespace pannier

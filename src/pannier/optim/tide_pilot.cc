@@ -1,0 +1,79 @@
+#include "pannier/optim/tide_pilot.h"
+
+#include <algorithm>
+
+namespace pannier {
+namespace {
+
+// Ticks of different kinds have different keys.
+constexpr std::int64_t kBackwardKey = std::int64_t{1} << 32;
+constexpr std::int64_t kUpdateKey = std::int64_t{1} << 33;
+
+std::size_t less(std::size_t from, std::size_t amount) { return from - std::min(from, amount); }
+
+}  // namespace
+
+TidePilot::TidePilot(Device& device, Tide& tide, const UpdateRoutes& routes, std::optional<std::size_t> budget)
+    : device_(device), tide_(tide), routes_(routes), budget_(budget) {
+  tide_.before_lease([this](int bucket) { make_room(bucket); });
+  (void)device_.take_peak();
+}
+
+std::size_t TidePilot::budget() const { return budget_.value_or(curve_.overall()); }
+
+void TidePilot::tick(std::int64_t key) {
+  curve_.tick(key, device_.take_peak());
+  tide_.shrink_to(less(budget(), curve_.until_next_tick()), /*wait=*/true, /*also_raised=*/true);
+}
+
+void TidePilot::tick_forward(int unit) { tick(unit); }
+
+void TidePilot::tick_backward(int bucket) {
+  tick(kBackwardKey + bucket);
+  if (may_raise_) {
+    raise_while_room();
+  }
+}
+
+void TidePilot::tick_update() {
+  tick(kUpdateKey);
+  may_raise_ = false;
+}
+
+void TidePilot::end_step() { curve_.end_step(device_.take_peak()); }
+
+// In the order in which they will be updated. What is up already stays.
+void TidePilot::raise_while_room() {
+  const std::size_t room = less(budget(), curve_.until_end());
+  for (const bool is_up : {true, false}) {
+    for (int b = static_cast<int>(routes_.routes().size()) - 1; b >= 0; --b) {
+      if (routes_.route(b) != UpdateRoute::kStreamed || tide_.is_up(b) != is_up) {
+        continue;
+      }
+      if (!is_up && tide_.live_nbytes() + tide_.nbytes(b) > room) {
+        return;
+      }
+      tide_.raise(b);
+    }
+  }
+}
+
+// In the update there must be room for the bucket at hand, whatever the budget says; more than one are raised where it
+// allows, so that transfers and updates overlap.
+void TidePilot::make_room(int bucket) {
+  const std::size_t others = less(device_.memory().current, tide_.live_nbytes());
+  const std::size_t room = less(budget(), others);
+  tide_.shrink_to(less(room, tide_.nbytes(bucket)), /*wait=*/true, /*also_raised=*/false);
+  tide_.raise(bucket);
+  for (int b = bucket - 1; b >= 0; --b) {
+    if (routes_.route(b) != UpdateRoute::kStreamed || tide_.is_up(b)) {
+      continue;
+    }
+    if (tide_.live_nbytes() + tide_.nbytes(b) > room) {
+      return;
+    }
+    tide_.raise(b);
+  }
+}
+
+}  // namespace pannier

@@ -1,0 +1,140 @@
+#include "pannier/tier/tide.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "pannier/base/error.h"
+
+namespace pannier {
+
+Tide::Tide(TideParts parts) : parts_(std::move(parts)), slots_(parts_.bucket_numels.size()) {
+  parts_.host.before_lease([this](int bucket) { recall(bucket); });
+}
+
+Tide::~Tide() { parts_.host.before_lease(nullptr); }
+
+HostBucketLayout Tide::layout(int bucket) const {
+  return host_bucket_layout(parts_.shape, parts_.bucket_numels.at(static_cast<std::size_t>(bucket)));
+}
+
+std::size_t Tide::nbytes(int bucket) const { return layout(bucket).offsets[3]; }
+
+bool Tide::is_up(int bucket) const { return slots_.at(static_cast<std::size_t>(bucket)).buffer.defined(); }
+
+void Tide::raise(int bucket) {
+  Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
+  if (!slot.buffer.defined()) {
+    const std::size_t size = nbytes(bucket);
+    slot.buffer = parts_.device.allocate(static_cast<std::int64_t>(size), at::kByte, Owner::kStreamedStates);
+    live_nbytes_ += size;
+    // The allocator may hand out memory that work already queued still uses, so the copy waits for that work.
+    slot.up = parts_.up.push(
+        {{slot.buffer.data_ptr(),
+          parts_.host.view(bucket).state1 != nullptr ? static_cast<const void*>(parts_.host.view(bucket).state1)
+                                                     : parts_.host.view(bucket).rest,
+          size}},
+        {parts_.device.record(Queue::kCompute)}, slot.down);
+    slot.down = nullptr;
+  }
+  slot.raised = true;
+}
+
+StateView Tide::acquire(int bucket) {
+  if (broken_) {
+    std::rethrow_exception(broken_);
+  }
+  if (make_room_ && !is_up(bucket)) {
+    make_room_(bucket);
+  }
+  raise(bucket);
+  Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
+  if (slot.up) {
+    parts_.device.wait(Queue::kCompute, slot.up->wait_issued());
+  }
+  if (slot.down) {
+    parts_.device.wait(Queue::kCompute, slot.down->wait_issued());  // It still reads what will be overwritten.
+  }
+  return view_of(parts_.shape, layout(bucket), static_cast<std::byte*>(slot.buffer.data_ptr()),
+                 parts_.param_bucket(bucket).data_ptr());
+}
+
+void Tide::release(int bucket) noexcept {
+  Slot& slot = slots_[static_cast<std::size_t>(bucket)];
+  slot.raised = false;
+  try {
+    const StateView& host = parts_.host.view(bucket);
+    void* const to = host.state1 != nullptr ? static_cast<void*>(host.state1) : host.rest;
+    slot.down = parts_.down.push({{to, slot.buffer.data_ptr(), nbytes(bucket)}},
+                                 {parts_.device.record(Queue::kCompute)}, slot.up);
+    sent_down_.push_back(bucket);
+  } catch (...) {
+    broken_ = std::current_exception();
+  }
+}
+
+void Tide::free(Slot& slot, int bucket) {
+  slot.buffer = at::Tensor();
+  slot.up = nullptr;
+  slot.raised = false;
+  live_nbytes_ -= nbytes(bucket);
+}
+
+void Tide::shrink_to(std::size_t nbytes, bool wait, bool also_raised) {
+  if (live_nbytes_ <= nbytes) {
+    return;
+  }
+  for (const bool may_wait : {false, true}) {
+    if (may_wait && !wait) {
+      break;
+    }
+    std::erase_if(sent_down_, [&](int bucket) {
+      Slot& slot = slots_[static_cast<std::size_t>(bucket)];
+      if (!slot.buffer.defined() || !slot.down) {
+        return true;
+      }
+      if (live_nbytes_ <= nbytes || slot.raised || (!may_wait && !slot.down->is_done())) {
+        return false;
+      }
+      slot.down->wait_done();
+      free(slot, bucket);
+      return true;
+    });
+  }
+  for (std::size_t i = slots_.size(); also_raised && i-- > 0 && live_nbytes_ > nbytes;) {
+    if (slots_[i].buffer.defined()) {
+      recall(static_cast<int>(i));
+    }
+  }
+}
+
+void Tide::recall(int bucket) {
+  Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
+  if (!slot.buffer.defined()) {
+    if (slot.down) {
+      slot.down->wait_done();
+    }
+    return;
+  }
+  if (slot.up) {
+    slot.up->wait_done();
+  }
+  if (slot.down) {
+    slot.down->wait_done();
+  }
+  free(slot, bucket);
+}
+
+void Tide::settle() {
+  if (broken_) {
+    std::rethrow_exception(broken_);
+  }
+  for (const Slot& slot : slots_) {
+    if (slot.down) {
+      slot.down->wait_done();
+    }
+  }
+}
+
+}  // namespace pannier
