@@ -20,7 +20,7 @@ from pannier import arguments, backward_checks, core, groups, inputs, lr_schedul
 from pannier.config import Config
 from pannier.config_values import ConfigValues
 from pannier.errors import ConfigError, UsageError
-from pannier.group_values import hyperparameters
+from pannier.group_values import fixed_by, hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 from pannier.places import Places
@@ -64,8 +64,9 @@ class Engine(ConfigValues, torch.nn.Module):
         self._core = handle
         self._process_id = os.getpid()
         self._params = list(params)
+        rule = "" if optimizer is None else groups.update_rule(optimizer.optimizer)
         # Only SGD has a momentum in its groups.
-        self.has_momentum = optimizer is not None and "momentum_buffer" in core.call(handle.state_keys)
+        self.fixed_values = fixed_by(rule, bool(rule) and "momentum_buffer" in core.call(handle.state_keys))
         self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
         optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self._places = Places(module, optimized)
@@ -118,7 +119,7 @@ class Engine(ConfigValues, torch.nn.Module):
         groups.require_known_groups(optimizer.param_groups, self._num_groups)
         self._places.require_unchanged()
         self._step_applied = False
-        outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.has_momentum))
+        outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.fixed_values))
         if outcome == 0:
             return
         optimizer.mark_stepped()
