@@ -22,6 +22,8 @@ class Batches(ConfigValues):
     world_size: int
     dp_world_size: int
     _config: Config
+    _first_batch: int | None = None
+    """Samples that the latest forward saw, -1 where it saw no tensor; None before any."""
 
     @property
     def core(self) -> Any:
@@ -77,15 +79,27 @@ class Batches(ConfigValues):
     def _needs_first_batch(self) -> bool:
         return self.config.get("train_micro_batch_size_per_gpu") in (0, None, "auto")
 
-    def _resolve_batch_from(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        # A batch size left "auto" is that of the first batch.
-        tensors = (value for value in (*inputs, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim())
-        first = next(tensors, None)
-        if first is None:
+    def _look_at_batch(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        # A batch size left "auto" is that of the first batch. While forward is traced, the core can't be called: what
+        # was seen is kept until the verb that comes next.
+        if not self._needs_first_batch():
+            return
+        self._first_batch = -1
+        for value in (*inputs, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                self._first_batch = value.shape[0]
+                break
+        if not torch.compiler.is_compiling():
+            self._resolve_batch()
+
+    def _resolve_batch(self) -> None:
+        if self._first_batch is None or not self._needs_first_batch():
+            return
+        if self._first_batch < 0:
             raise ConfigError(
                 "train_micro_batch_size_per_gpu is auto, and the first batch holds no tensor to take it from"
             )
-        self._config.resolve_batch(self.world_size, first.shape[0])
+        self._config.resolve_batch(self.world_size, int(self._first_batch))
         self._set_batch(self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps())
 
     def _set_batch(self, micro: int, steps: int) -> None:

@@ -81,17 +81,16 @@ class Engine(Batches, torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
-        if torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
-            return self.module(*inputs, **kwargs)
-        self.core  # noqa: B018  (raises where the engine is closed)
-        if self._needs_first_batch():
-            self._resolve_batch_from(inputs, kwargs)
+        if not torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
+            self.core  # noqa: B018  (raises where the engine is closed)
+        self._look_at_batch(inputs, kwargs)
         return self.module(*inputs, **kwargs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Backward of a scalar loss; gradients go to the engine. Returns the loss divided by the accumulation steps."""
         self._require_optimizer("backward")
         handle = self.core
+        self._resolve_batch()
         backward_checks.require_loss(loss)
         returned, root = core.call(handle.begin_backward, loss, scale_wrt_gas)
         try:
@@ -107,6 +106,7 @@ class Engine(Batches, torch.nn.Module):
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss for a backward that the caller runs: `engine.scale(loss).backward()`."""
         self._require_optimizer("scale")
+        self._resolve_batch()
         backward_checks.require_loss(loss)
         return core.call(self.core.scale, loss)
 
@@ -117,6 +117,7 @@ class Engine(Batches, torch.nn.Module):
             raise UsageError("step() inside no_sync() or coalesce_grad_reduction() is not allowed")
         groups.require_known_groups(optimizer.param_groups, self._num_groups)
         self._places.require_unchanged()
+        self._resolve_batch()
         self._step_applied = False
         outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.fixed_values))
         if outcome == 0:
