@@ -93,7 +93,7 @@ struct PannierOptions {
   std::optional<std::size_t> host_memory_nbytes =
       std::nullopt;                         ///< Budget on the host; not given: what the limits allow.
   bool unknown_keys_warn = false;           ///< unknown_keys "warn": unknown keys become notes.
-  bool memory_timeline = false;             ///< Record device memory over a step.
+  bool memory_timeline = false;             ///< Record device memory from the engine's start on.
   bool overlap_step = false;                ///< step() returns before all parameters are in place.
   double collective_timeout_seconds = 600;  ///< A collective that takes longer is an error.
   int threads = 0;                          ///< Worker threads per rank; 0: chosen from the machine.

@@ -94,6 +94,9 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     device_->add_memory_cap(*config_.pannier.device_memory_nbytes);
     cap_ = config_.pannier.device_memory_nbytes;
   }
+  if (config_.pannier.memory_timeline) {
+    device_->start_timeline();
+  }
 }
 
 EngineCore::~EngineCore() { close(); }
