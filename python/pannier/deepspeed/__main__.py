@@ -24,8 +24,10 @@ def _require_script(path: str) -> None:
             _fail(f"can't run folder {path!r}: there is no __main__.py in it")
         return
     try:
-        with open(path, "rb"):
-            pass
+        os.stat(path)
+        if os.path.isfile(path):  # A pipe can be opened only once.
+            with open(path, "rb"):
+                pass
     except OSError as error:
         _fail(f"can't open script {path!r}: {error.strerror}")
 
