@@ -18,13 +18,10 @@
 
 #include "pannier/base/error.h"
 #include "pannier/base/thread_team.h"
+#include "pannier/hardware/copy_kernels.h"
 #include "pannier/kernels/gradient.h"
 #include "pannier/kernels/reference.h"
 #include "pannier/kernels/update.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace pannier {
 namespace {
@@ -62,80 +59,6 @@ class Buffer {
   std::size_t offset_;
   void* mapping_ = nullptr;
 };
-
-using CopyFunction = void (*)(char* to, const char* from, std::size_t nbytes);
-
-void copy_by_memcpy(char* to, const char* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
-
-#if defined(__x86_64__)
-__attribute__((target("avx2"))) void copy_by_avx2_streaming(char* to, const char* from, std::size_t nbytes) {
-  for (std::size_t i = 0; i < nbytes; i += 64) {
-    const __m256i low = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + i));
-    const __m256i high = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + i + 32));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), low);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i + 32), high);
-  }
-  _mm_sfence();
-}
-
-__attribute__((target("avx512f"))) void copy_by_avx512_streaming(char* to, const char* from, std::size_t nbytes) {
-  for (std::size_t i = 0; i < nbytes; i += 64) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(from + i));
-  }
-  _mm_sfence();
-}
-
-// Fetches 4 KiB ahead past the second-level cache.
-__attribute__((target("avx512f"))) void copy_by_avx512_prefetching(char* to, const char* from, std::size_t nbytes) {
-  for (std::size_t i = 0; i < nbytes; i += 64) {
-    _mm_prefetch(from + i + 4096, _MM_HINT_NTA);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(from + i));
-  }
-  _mm_sfence();
-}
-
-// Fetches 4 KiB, then writes them, so that DRAM turns around less often.
-__attribute__((target("avx512f"))) void copy_by_avx512_blocks(char* to, const char* from, std::size_t nbytes) {
-  constexpr std::size_t kBlock = 4096;
-  for (std::size_t begin = 0; begin < nbytes; begin += kBlock) {
-    const std::size_t end = std::min(begin + kBlock, nbytes);
-    for (std::size_t i = begin; i < end; i += 64) {
-      _mm_prefetch(from + i, _MM_HINT_T0);
-    }
-    for (std::size_t i = begin; i < end; i += 64) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(from + i));
-    }
-  }
-  _mm_sfence();
-}
-
-__attribute__((target("avx512f"))) void copy_by_avx512(char* to, const char* from, std::size_t nbytes) {
-  for (std::size_t i = 0; i < nbytes; i += 64) {
-    _mm512_store_si512(to + i, _mm512_load_si512(from + i));
-  }
-}
-#endif
-
-struct Copy {
-  std::string name;
-  CopyFunction function;
-};
-
-std::vector<Copy> available_copies() {
-  std::vector<Copy> copies = {{"memcpy", &copy_by_memcpy}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) {
-    copies.push_back({"avx2_streaming", &copy_by_avx2_streaming});
-  }
-  if (__builtin_cpu_supports("avx512f")) {
-    copies.push_back({"avx512_streaming", &copy_by_avx512_streaming});
-    copies.push_back({"avx512_streaming_prefetching", &copy_by_avx512_prefetching});
-    copies.push_back({"avx512_streaming_blocks", &copy_by_avx512_blocks});
-    copies.push_back({"avx512", &copy_by_avx512});
-  }
-#endif
-  return copies;
-}
 
 double seconds_of(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -204,7 +127,7 @@ void run(int num_threads, std::int64_t numel, int rounds, const std::string& tar
   const std::size_t copy_nbytes = static_cast<std::size_t>(numel) * 8;
   const Buffer from(copy_nbytes, 5, team);
   const Buffer to(copy_nbytes, 6, team);
-  const auto copies = available_copies();
+  const auto copies = available_copy_kernels();
   std::vector<std::vector<double>> copy_rates(copies.size());
   std::vector<double> update_seconds;
   std::vector<double> norm_seconds;
@@ -212,8 +135,8 @@ void run(int num_threads, std::int64_t numel, int rounds, const std::string& tar
     for (std::size_t i = 0; i < copies.size(); ++i) {
       const double seconds = seconds_of([&] {
         team.run(static_cast<std::int64_t>(copy_nbytes / 64), 1, [&](std::int64_t begin, std::int64_t end) {
-          copies[i].function(to.as<char>() + begin * 64, from.as<char>() + begin * 64,
-                             static_cast<std::size_t>(end - begin) * 64);
+          copies[i].copy(to.as<std::byte>() + begin * 64, from.as<std::byte>() + begin * 64,
+                         static_cast<std::size_t>(end - begin) * 64);
         });
       });
       copy_rates[i].push_back(2 * static_cast<double>(copy_nbytes) / seconds / 1e9);

@@ -4,6 +4,16 @@
 
 namespace pannier::cli {
 
+void add_model_flags(CLI::App& command, EncoderSize& size, const CLI::Validator& vocabulary) {
+  const auto add = [&command](const char* flag, std::int64_t& value, const CLI::Validator& check) {
+    command.add_option(flag, value)->check(check)->capture_default_str();
+  };
+  add("--vocabulary", size.vocabulary, vocabulary);
+  add("--width", size.width, CLI::PositiveNumber);
+  add("--layers", size.layers, CLI::PositiveNumber);
+  add("--feed-forward", size.feed_forward, CLI::PositiveNumber);
+}
+
 EncoderModelImpl::EncoderModelImpl(const EncoderSize& size)
     : embed_(register_module("embed", torch::nn::Embedding(size.vocabulary, size.width))),
       blocks_(register_module("blocks", torch::nn::ModuleList())),

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 
 namespace pannier::cli {
@@ -19,6 +20,10 @@ struct EncoderSize {
   std::int64_t heads = 16;
   std::int64_t feed_forward = 2048;
 };
+
+/// Adds the flags that decide a model's number of parameters, with the values in `size` as defaults. `size` must
+/// outlive the parser's run.
+void add_model_flags(CLI::App& command, EncoderSize& size, const CLI::Validator& vocabulary);
 
 /// See the file comment. Input: (batch, sequence) token ids; output: (batch, vocabulary) logits.
 class EncoderModelImpl : public torch::nn::Module {

@@ -91,10 +91,7 @@ void add_plan(CLI::App& app) {
   command->add_option("--config", flags->config, "DeepSpeed JSON")->required();
   command->add_option("--parameters", flags->parameters, "Number of parameters, instead of the model's sizes")
       ->check(CLI::Range(1.0, kMostParameters));
-  command->add_option("--vocabulary", flags->model.vocabulary)->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--width", flags->model.width)->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--layers", flags->model.layers)->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--feed-forward", flags->model.feed_forward)->check(CLI::PositiveNumber)->capture_default_str();
+  add_model_flags(*command, flags->model, CLI::PositiveNumber);
   command->add_option("--vram", flags->device_memory, "Device memory, such as 24GiB");
   command->add_option("--ram", flags->host_memory, "Host memory, such as 64GiB");
   command->callback([flags] { run(*flags); });

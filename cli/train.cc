@@ -162,11 +162,8 @@ void add_train(CLI::App& app) {
   command->add_option("--tokens", flags->tokens, "File of little-endian 16-bit token ids")->required();
   command->add_option("--config", flags->config, "DeepSpeed JSON")->required();
   command->add_option("--metrics", flags->metrics, "Write one JSON line a step to this file");
-  command->add_option("--vocabulary", flags->model.vocabulary)->check(CLI::Range(1, 65536))->capture_default_str();
-  command->add_option("--width", flags->model.width)->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--layers", flags->model.layers)->check(CLI::PositiveNumber)->capture_default_str();
+  add_model_flags(*command, flags->model, CLI::Range(1, 65536));  // Tokens have 16 bits.
   command->add_option("--heads", flags->model.heads)->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--feed-forward", flags->model.feed_forward)->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--sequence", flags->sequence, "Tokens of a window")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

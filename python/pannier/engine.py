@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from pannier import arguments, backward_checks, core, groups, inputs, lr_schedules, managed
+from pannier import backward_checks, core, groups, inputs, lr_schedules, managed
+from pannier.batches import Batches
 from pannier.config import Config
-from pannier.config_values import ConfigValues
-from pannier.errors import ConfigError, UsageError
-from pannier.group_values import hyperparameters
-from pannier.loader import Loader
+from pannier.errors import UsageError
+from pannier.group_values import fixed_by, hyperparameters
 from pannier.optimizer import Optimizer
 from pannier.places import Places
 from pannier.plan import Plan
@@ -38,7 +37,7 @@ def close_core(handle: Any, process_id: int, params: Sequence[weakref.ref[torch.
     core.call(handle.close)
 
 
-class Engine(ConfigValues, torch.nn.Module):
+class Engine(Batches, torch.nn.Module):
     """Trains `module`. Made by `pannier.initialize`; one thread at a time."""
 
     def __init__(
@@ -64,8 +63,9 @@ class Engine(ConfigValues, torch.nn.Module):
         self._core = handle
         self._process_id = os.getpid()
         self._params = list(params)
+        rule = "" if optimizer is None else groups.update_rule(optimizer.optimizer)
         # Only SGD has a momentum in its groups.
-        self.has_momentum = optimizer is not None and "momentum_buffer" in core.call(handle.state_keys)
+        self.fixed_values = fixed_by(rule, bool(rule) and "momentum_buffer" in core.call(handle.state_keys))
         self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
         optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self._places = Places(module, optimized)
@@ -81,17 +81,16 @@ class Engine(ConfigValues, torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
-        if torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
-            return self.module(*inputs, **kwargs)
-        self.core  # noqa: B018  (raises where the engine is closed)
-        if self.config.get("train_micro_batch_size_per_gpu") in (0, None, "auto"):
-            self._resolve_batch_from(inputs, kwargs)
+        if not torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
+            self.core  # noqa: B018  (raises where the engine is closed)
+        self._look_at_batch(inputs, kwargs)
         return self.module(*inputs, **kwargs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Backward of a scalar loss; gradients go to the engine. Returns the loss divided by the accumulation steps."""
         self._require_optimizer("backward")
         handle = self.core
+        self._resolve_batch()
         backward_checks.require_loss(loss)
         returned, root = core.call(handle.begin_backward, loss, scale_wrt_gas)
         try:
@@ -107,6 +106,7 @@ class Engine(ConfigValues, torch.nn.Module):
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss for a backward that the caller runs: `engine.scale(loss).backward()`."""
         self._require_optimizer("scale")
+        self._resolve_batch()
         backward_checks.require_loss(loss)
         return core.call(self.core.scale, loss)
 
@@ -117,8 +117,9 @@ class Engine(ConfigValues, torch.nn.Module):
             raise UsageError("step() inside no_sync() or coalesce_grad_reduction() is not allowed")
         groups.require_known_groups(optimizer.param_groups, self._num_groups)
         self._places.require_unchanged()
+        self._resolve_batch()
         self._step_applied = False
-        outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.has_momentum))
+        outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.fixed_values))
         if outcome == 0:
             return
         optimizer.mark_stepped()
@@ -206,11 +207,6 @@ class Engine(ConfigValues, torch.nn.Module):
         return None if self.optimizer is None else type(self.optimizer.optimizer).__name__
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The configuration with all defaults filled in."""
-        return self._config.config
-
-    @property
     def device(self) -> torch.device:
         """Where the parameters are."""
         return torch.device("cpu")
@@ -254,49 +250,6 @@ class Engine(ConfigValues, torch.nn.Module):
     def plan(self) -> Plan:
         """What goes where, and what it should cost. Prints as a table."""
         return Plan(json.loads(core.call(self.core.plan)))
-
-    # --- batch sizes and data ---
-
-    def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Changes the accumulation steps so that `train_batch_size` samples make a step."""
-        arguments.require_size("train_batch_size", train_batch_size)
-        micro = self.train_micro_batch_size_per_gpu()
-        arguments.require_size("train_micro_batch_size_per_gpu", micro)
-        if train_batch_size <= 0 or train_batch_size % (micro * self.dp_world_size) != 0:
-            raise ConfigError(
-                f"train batch size {train_batch_size} is not a positive multiple of micro batch size {micro} times "
-                f"{self.dp_world_size} ranks"
-            )
-        self._set_batch(micro, train_batch_size // (micro * self.dp_world_size))
-
-    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Changes the micro batch size; the accumulation steps stay."""
-        arguments.require_size("micro_batch_size", micro_batch_size)
-        self._set_batch(micro_batch_size, self.gradient_accumulation_steps())
-
-    def deepspeed_io(
-        self,
-        dataset: Any,
-        batch_size: int | None = None,
-        route: str = "train",
-        pin_memory: bool = True,
-        data_sampler: Any = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_local_io_workers: int | None = None,
-    ) -> Loader:
-        """A loader of micro-batches over `dataset`; shuffled for the route "train"."""
-        return Loader(
-            dataset,
-            self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size,
-            world_size=self.dp_world_size,
-            rank=self.global_rank,
-            shuffle=route == "train",
-            data_sampler=data_sampler,
-            collate_fn=self.collate_fn if collate_fn is None else collate_fn,
-            num_workers=num_local_io_workers or 0,
-            drop_last=self.dataloader_drop_last(),
-            pin_memory=pin_memory,
-        )
 
     # --- weights ---
 
@@ -423,20 +376,3 @@ class Engine(ConfigValues, torch.nn.Module):
             yield
         finally:
             self._inside_no_sync = False
-
-    def _resolve_batch_from(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        # A batch size left "auto" is that of the first batch.
-        tensors = (value for value in (*inputs, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim())
-        first = next(tensors, None)
-        if first is None:
-            raise ConfigError(
-                "train_micro_batch_size_per_gpu is auto, and the first batch holds no tensor to take it from"
-            )
-        self._config.resolve_batch(self.world_size, first.shape[0])
-        self._set_batch(self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps())
-
-    def _set_batch(self, micro: int, steps: int) -> None:
-        core.call(self.core.set_batch, micro, steps)
-        self.config["train_micro_batch_size_per_gpu"] = micro
-        self.config["gradient_accumulation_steps"] = steps
-        self.config["train_batch_size"] = micro * steps * self.dp_world_size

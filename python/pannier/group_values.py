@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,25 +13,43 @@ _REFUSED = ("amsgrad", "maximize", "differentiable")
 _SCALARS = ("lr", "eps", "weight_decay", "momentum", "dampening", "nesterov", "lr_decay", "bias_correction")
 
 
-def hyperparameters(param_groups: Sequence[Mapping[str, Any]], has_momentum: bool = True) -> list[dict[str, float]]:
-    """What the core reads of each group, as it is now. Raises for what can't be.
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """What `initialize` decided by the groups once and for all."""
 
-    `has_momentum` says whether there are buffers for the momentum of SGD, which only `initialize` makes.
-    """
-    return [_read(f"parameter group {index}", group, has_momentum) for index, group in enumerate(param_groups)]
+    has_momentum: bool = True
+    """Whether there are buffers for the momentum of SGD."""
+    decoupled_weight_decay: bool | None = None
+    """Whether the rule is AdamW or Adam; None for other rules."""
 
 
-def require_valid_group(name: str, group: Mapping[str, Any], has_momentum: bool = True) -> None:
+def fixed_by(rule: str, has_momentum: bool = True) -> Fixed:
+    """What the core's update `rule` fixes."""
+    return Fixed(has_momentum, {"AdamW": True, "Adam": False}.get(rule))
+
+
+def hyperparameters(param_groups: Sequence[Mapping[str, Any]], fixed: Fixed) -> list[dict[str, float]]:
+    """What the core reads of each group, as it is now. Raises for what can't be."""
+    return [_read(f"parameter group {index}", group, fixed) for index, group in enumerate(param_groups)]
+
+
+def require_valid_group(name: str, group: Mapping[str, Any], fixed: Fixed | None = None) -> None:
     """Raises where a value of `group` can't be; `name` says in the message which group it is."""
-    _read(name, group, has_momentum)
+    _read(name, group, fixed or Fixed())
 
 
-def _read(name: str, group: Mapping[str, Any], has_momentum: bool) -> dict[str, float]:
+def _read(name: str, group: Mapping[str, Any], fixed: Fixed) -> dict[str, float]:
     for key in _REFUSED:
         if group.get(key):
             raise ConfigError(f"{name} sets {key}, which is not supported")
+    decoupled = fixed.decoupled_weight_decay
+    if decoupled is not None and bool(group.get("decoupled_weight_decay", decoupled)) != decoupled:
+        raise ConfigError(
+            f"{name} sets decoupled_weight_decay to {group['decoupled_weight_decay']!r}, but it was {decoupled} at "
+            "initialize(), which chose the update by it; destroy() the engine and initialize() again"
+        )
     values = {key: _number(name, key, group[key]) for key in _SCALARS if key in group}
-    if values.get("momentum") and not has_momentum:
+    if values.get("momentum") and not fixed.has_momentum:
         raise ConfigError(
             f"{name} sets momentum to {group['momentum']!r}, but momentum was 0 in all groups at initialize(), so "
             "there is no momentum_buffer; initialize() with a momentum above 0"

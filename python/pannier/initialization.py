@@ -13,7 +13,7 @@ from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
 from pannier.errors import ConfigError, UsageError
-from pannier.group_values import hyperparameters
+from pannier.group_values import fixed_by, hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
@@ -82,7 +82,7 @@ def initialize(
     with groups.restored_on_failure(basic):
         wrapped = None if basic is None else Optimizer(basic)
         scheduler = None if wrapped is None else _build_scheduler(lr_scheduler, wrapped, read)
-        numbers = [] if wrapped is None else hyperparameters(wrapped.param_groups)
+        numbers = [] if wrapped is None else hyperparameters(wrapped.param_groups, fixed_by(rule))
         states = groups.take_states(basic)
         try:
             handle = core.new_engine(

@@ -219,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
         keys = {*core.call(handle.state_keys), "fp32_param"}
         saved_groups, states = state_dict["param_groups"], state_dict["state"]
         # Everything is looked at before anything changes.
-        numbers = saved_states.require_groups(self.param_groups, saved_groups, self.engine.has_momentum)
+        numbers = saved_states.require_groups(self.param_groups, saved_groups, self.engine.fixed_values)
         params = [param for group in self.param_groups for param in group["params"]]
         saved_states.require_states(params, numbers, states, keys)
         if "loss_scaler" in state_dict:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from pannier.errors import ConfigError
-from pannier.group_values import require_valid_group
+from pannier.group_values import Fixed, require_valid_group
 
 _COUNT_LIMIT = 2**53  # Steps travel as double in torch's own state dicts.
 
 
-def require_groups(groups: Sequence[Mapping[str, Any]], saved_groups: Any, has_momentum: bool) -> list[int]:
+def require_groups(groups: Sequence[Mapping[str, Any]], saved_groups: Any, fixed: Fixed) -> list[int]:
     """The parameters' saved numbers in the order of the groups. Raises for groups that do not fit `groups`."""
     if not isinstance(saved_groups, (list, tuple)) or not all(isinstance(saved, Mapping) for saved in saved_groups):
         raise ConfigError("saved param_groups must be a list of dicts")
@@ -30,7 +30,7 @@ def require_groups(groups: Sequence[Mapping[str, Any]], saved_groups: Any, has_m
         for key in ("lr", "betas"):
             if key in group and key not in saved:
                 raise ConfigError(f"saved parameter group {index} has no {key}")
-        require_valid_group(f"saved parameter group {index}", saved, has_momentum)
+        require_valid_group(f"saved parameter group {index}", saved, fixed)
         numbers += params
     if not all(_is_count(number) for number in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise ConfigError(f"the params of the saved parameter groups must number 0 to {len(numbers) - 1}, each once")

@@ -40,10 +40,21 @@ TEST(Optimizer, AdamIsAdamWUnlessToldOtherwise) {
   EXPECT_EQ(optimizer("AdamW", R"({"adam_w_mode": false})").algorithm, Algorithm::kAdamW);
   EXPECT_EQ(optimizer("Adam").hyper.weight_decay, 0);
   EXPECT_EQ(optimizer("AdamW").hyper.weight_decay, 0);
-  EXPECT_THAT(notes_of(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})"),
-              HasSubstr("optimizer.type \"Adam\" is AdamW (decoupled decay) with weight_decay 0.1"));
-  EXPECT_THAT(notes_of(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})"),
-              HasSubstr("is Adam (L2 decay) with weight_decay 0"));
+}
+
+TEST(Optimizer, IsNotedWhereItIsNotWhatItSays) {
+  const auto notes = [](const std::string& type, const std::string& params) {
+    return notes_of(R"({"optimizer": {"type": ")" + type + R"(", "params": )" + params + "}}");
+  };
+  EXPECT_THAT(notes("Adam", "{}"), HasSubstr("optimizer.type \"Adam\" is AdamW (decoupled decay)"));
+  EXPECT_THAT(notes("adamw", R"({"adam_w_mode": false})"),
+              HasSubstr("adam_w_mode false is ignored: optimizer.type \"adamw\" is AdamW"));
+  for (const char* params : {R"({"adam_w_mode": false})", R"({"adam_w_mode": true, "weight_decay": 0.1})"}) {
+    EXPECT_EQ(notes("Adam", params), "") << params;
+  }
+  for (const char* params : {"{}", R"({"weight_decay": 0.1})", R"({"adam_w_mode": true})"}) {
+    EXPECT_EQ(notes("AdamW", params), "") << params;
+  }
 }
 
 TEST(Optimizer, TorchAdamDecaysAsTorchDoes) {

@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <limits>
+#include <vector>
 
 #include "pannier/base/error.h"
 #include "pannier/base/thread_team.h"
+#include "pannier/hardware/copy_kernels.h"
 
 namespace pannier {
 namespace {
@@ -21,7 +24,32 @@ TEST(CopyBandwidth, IsPlausible) {
   EXPECT_LT(rate, 1e14);
 }
 
-TEST(CopyBandwidth, TakesTinySizes) { EXPECT_GT(probe_copy_bandwidth(serial_for, 1), 0.0); }
+TEST(CopyKernels, CopyEveryByteAndNoOther) {
+  constexpr std::size_t kNbytes = 3 * 4096 + 5 * kCopyAlignment;
+  struct alignas(kCopyAlignment) Block {
+    std::array<std::byte, kCopyAlignment> bytes;
+  };
+  std::vector<Block> from(kNbytes / kCopyAlignment + 2);
+  auto* source = reinterpret_cast<std::byte*>(from.data());
+  for (std::size_t i = 0; i < from.size() * kCopyAlignment; ++i) {
+    source[i] = static_cast<std::byte>(i * 37 % 251 + 1);
+  }
+  for (const CopyKernel& kernel : available_copy_kernels()) {
+    std::vector<Block> to(from.size());
+    auto* target = reinterpret_cast<std::byte*>(to.data());
+    kernel.copy(target + kCopyAlignment, source + kCopyAlignment, kNbytes);
+    for (std::size_t i = 0; i < to.size() * kCopyAlignment; ++i) {
+      const bool copied = i >= kCopyAlignment && i < kCopyAlignment + kNbytes;
+      ASSERT_EQ(target[i], copied ? source[i] : std::byte{0}) << kernel.name << " at " << i;
+    }
+  }
+}
+
+TEST(CopyBandwidth, TakesTinySizes) {
+  for (const std::size_t nbytes : {1, 63, 64, 65}) {
+    EXPECT_GT(probe_copy_bandwidth(serial_for, nbytes), 0.0) << nbytes;
+  }
+}
 
 TEST(CopyBandwidth, RefusesNothing) { EXPECT_THROW((void)probe_copy_bandwidth(serial_for, 0), ConfigError); }
 

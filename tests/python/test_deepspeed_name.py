@@ -81,6 +81,23 @@ def test_exit_code_and_usage(tmp_path: Path) -> None:
     assert "usage" in run("-m", "pannier.deepspeed", cwd=tmp_path, code=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.py", "--lr"), "can't open script 'missing.py': No such file or directory"),
+        (("train.py/x",), "can't open script 'train.py/x': Not a directory"),
+        (("folder",), "can't run folder 'folder': there is no __main__.py in it"),
+        (("-m", "missing"), "can't find module 'missing'"),
+        (("-m", "missing.part"), "can't find module 'missing.part'"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "folder").mkdir()
+    error = run("-m", "pannier.deepspeed", *arguments, cwd=tmp_path, code=2).stderr
+    assert error == f"pannier.deepspeed: error: {message}\n"
+
+
 def test_workers_and_children_find_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """

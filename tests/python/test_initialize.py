@@ -278,6 +278,42 @@ def test_buffers_keep_fp32_but_for_batch_norm_and_on_request() -> None:
         engine.destroy()
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_buffers_that_share_memory_still_do(dtype: str) -> None:
+    module = model()
+    table = torch.arange(12.0).view(4, 3)
+    module.register_buffer("table", table)
+    module.register_buffer("row", table[1])
+    module.register_buffer("column", table[:, 2])
+    module.register_buffer("bits", table.view(torch.int32)[2, 1:])
+    module.frozen = nn.Parameter(table[3], requires_grad=False)
+    module.register_buffer("apart", torch.ones(3))
+    engine = pannier.initialize(model=module, config=config(ADAMW, dtype=dtype))[0]
+    assert torch.equal(module.table, torch.arange(12.0).view(4, 3)) and module.table.is_contiguous()
+    assert module.column.tolist() == [2, 5, 8, 11] and module.column.stride() == (3,)
+    module.row.fill_(-1)
+    module.column[0] = -2
+    module.bits[0] = 0
+    assert module.table.tolist() == [[0, 1, -2], [-1, -1, -1], [6, 0, 8], [9, 10, 11]]
+    module.table.zero_()
+    assert not module.row.any() and not module.column.any() and torch.equal(module.apart, torch.ones(3))
+    # A frozen parameter that changes its type has memory of its own.
+    assert module.frozen.dtype is getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[dtype])
+    assert module.frozen.tolist() == ([0, 0, 0] if dtype == "fp32" else [9, 10, 11])
+    engine.destroy()
+    module.row.fill_(5)
+    assert module.table[1].tolist() == [5, 5, 5]
+
+
+def test_shared_memory_is_counted_once() -> None:
+    plain, sharing = model(), model()
+    plain.register_buffer("table", torch.zeros(1 << 20))
+    sharing.register_buffer("table", torch.zeros(1 << 20))
+    sharing.register_buffer("first_half", sharing.table[: 1 << 19])
+    plans = [pannier.initialize(model=module, config=config(ADAMW))[0].plan() for module in (plain, sharing)]
+    assert str(plans[0]) == str(plans[1])
+
+
 def test_inputs_are_cast_only_with_auto_cast() -> None:
     seen = []
 

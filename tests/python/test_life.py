@@ -207,6 +207,22 @@ def test_engine_itself_does_not_copy_or_pickle() -> None:
             verb(engine)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("verb", ["backward", "scale", "step"])
+def test_batch_size_auto_is_seen_by_a_compiled_forward(verb: str, dynamic: bool) -> None:
+    settings = {"train_micro_batch_size_per_gpu": "auto", "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+    engine = pannier.initialize(model=nn.Linear(3, 1), config=settings)[0]
+    compiled = torch.compile(engine, backend="eager", fullgraph=True, dynamic=dynamic)
+    for samples in (5, 4, 5):  # The first batch decides.
+        loss = compiled(torch.ones(samples, 3)).mean()
+        if verb == "backward":
+            engine.backward(loss)
+        else:
+            (engine.scale(loss) if verb == "scale" else loss).backward()
+        engine.step()
+    assert engine.get_batch_info() == (5, 5, 1) and engine.global_samples == 15
+
+
 def test_forward_compiles_in_one_graph() -> None:
     engine = pannier.initialize(model=nn.Linear(3, 1), config=config(ADAMW))[0]
     compiled = torch.compile(engine, backend="eager", fullgraph=True)

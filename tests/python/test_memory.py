@@ -134,3 +134,12 @@ def test_a_step_over_the_cap_names_owner_and_sizes_and_can_be_tried_again() -> N
     engine.step()
     assert engine.was_step_applied()
     engine.destroy()
+
+
+def test_the_config_starts_the_memory_timeline() -> None:
+    engine = pannier.initialize(model=make_model(), config=config("none", "fp32", memory_timeline=True))[0]
+    engine.backward(engine(torch.ones(2, WIDTH)).square().mean())
+    engine.step()
+    samples = engine.memory_timeline()
+    assert len(samples) > 1 and samples[0][0] == 0
+    assert pannier.initialize(model=make_model(), config=config("none", "fp32"))[0].memory_timeline() == []

@@ -377,6 +377,33 @@ def test_group_values_that_cannot_be(rule: str, key: str, value: Any) -> None:
     assert not torch.equal(model.matrix, before)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_the_rule_cannot_change_after_initialize(kind: type[torch.optim.Adam]) -> None:
+    model, decoupled = Zoo(), kind is torch.optim.AdamW
+    mine = kind([{"params": [model.matrix]}, {"params": [model.long]}], lr=0.1, weight_decay=0.5)
+    engine, optimizer, _, _ = pannier.initialize(model=model, optimizer=mine, config=config(None))
+    before, saved = model.matrix.detach().clone(), optimizer.state_dict()
+    saved["param_groups"][1]["decoupled_weight_decay"] = not decoupled
+    message = f"group 1 sets decoupled_weight_decay to {not decoupled}, but it was {decoupled} at"
+    with pytest.raises(pannier.ConfigError, match="saved parameter " + message):
+        optimizer.load_state_dict(saved)
+    mine.param_groups[1]["decoupled_weight_decay"] = not decoupled
+    engine.backward(engine({"matrix": torch.ones(5, 7)}))
+    with pytest.raises(pannier.ConfigError, match="^parameter " + message):
+        engine.step()
+    assert torch.equal(model.matrix, before) and engine.global_steps == 0
+    mine.param_groups[1]["decoupled_weight_decay"] = decoupled
+    engine.step()
+    assert not torch.equal(model.matrix, before)
+
+
+def test_groups_cannot_contradict_a_descriptor() -> None:
+    model = Zoo()
+    mine = pannier.FusedAdam([{"params": [model.matrix], "decoupled_weight_decay": False}])
+    with pytest.raises(pannier.ConfigError, match="group 0 sets decoupled_weight_decay to False"):
+        pannier.initialize(model=model, optimizer=mine, config=config(None))
+
+
 def plateau(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
 

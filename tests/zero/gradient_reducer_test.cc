@@ -143,9 +143,9 @@ TEST_F(GradientReducerTest, CopiesAGradientThatSomebodyKeptAndCountsBoth) {
   EXPECT_EQ(device_->memory().current_by_owner[1] - before, 8U);
 }
 
-TEST_F(GradientReducerTest, UnhookedParametersKeepTheirGradients) {
+TEST_F(GradientReducerTest, ItsEndRemovesTheHooks) {
   EXPECT_TRUE(GradientHook::is_hooked(parameters_[0]));
-  reducer_->unhook();
+  reducer_.reset();
   EXPECT_FALSE(GradientHook::is_hooked(parameters_[0]));
   fire(0, 2.0F);
   EXPECT_EQ(parameters_[0].grad().item<float>(), 2.0F);

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
+from typing import NoReturn
 
 from pannier import deepspeed
 
 _USAGE = "usage: python -m pannier.deepspeed [-m MODULE | SCRIPT] ARGUMENTS..."
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"pannier.deepspeed: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _require_script(path: str) -> None:
+    if os.path.isdir(path):
+        if not os.path.isfile(os.path.join(path, "__main__.py")):
+            _fail(f"can't run folder {path!r}: there is no __main__.py in it")
+        return
+    try:
+        os.stat(path)
+        if os.path.isfile(path):  # A pipe can be opened only once.
+            with open(path, "rb"):
+                pass
+    except OSError as error:
+        _fail(f"can't open script {path!r}: {error.strerror}")
+
+
+def _require_module(name: str) -> None:
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # A package around the module is there, but lacks something itself.
+        found = None
+    if found is None:
+        _fail(f"can't find module {name!r}")
 
 
 def main() -> None:
@@ -20,9 +52,11 @@ def main() -> None:
     deepspeed.install()
     try:
         if arguments[0] == "-m":
+            _require_module(arguments[1])
             sys.argv = arguments[1:]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
+            _require_script(arguments[0])
             sys.argv = arguments
             # As Python does for a script: its own folder is found first.
             sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))

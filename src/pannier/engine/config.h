@@ -73,7 +73,7 @@ struct Config {
 /// One row of the key table, for documentation and tools.
 struct ConfigKey {
   std::string path;           ///< Dotted, such as "zero_optimization.stage".
-  std::string status;         ///< "supported", "ignored", "refused" (an error where it is on) or "alias".
+  std::string status;         ///< "supported", "unused", "ignored", "refused" (an error where it is on) or "alias".
   std::string default_value;  ///< As JSON, "-" for none; of an alias the key that it means.
 };
 

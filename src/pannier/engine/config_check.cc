@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "pannier/engine/config_values.h"
@@ -127,7 +128,22 @@ class Checker {
     if (row.status == Status::kRefused) {
       return asks(row, *converted) ? refuse(path, value) : note_off(path);
     }
+    if (row.status == Status::kUnused && wants_something(*converted)) {
+      report_.unused.push_back(path);
+    }
     values_.set(path, *converted);
+  }
+
+  // False, 0 and infinity (no progress lines) ask for what happens anyway.
+  static bool wants_something(const Value& value) {
+    if (const bool* flag = std::get_if<bool>(&value)) {
+      return *flag;
+    }
+    if (const double* number = std::get_if<double>(&value)) {
+      return *number != 0.0 && std::isfinite(*number);
+    }
+    const std::int64_t* whole = std::get_if<std::int64_t>(&value);
+    return whole == nullptr || *whole != 0;
   }
 
   // Whether the value of an unsupported key differs from off, which is its default.

@@ -152,7 +152,7 @@ std::string advice_for_unknown(const std::string& path, std::string_view type) {
 }  // namespace config
 
 std::vector<ConfigKey> config_keys() {
-  static constexpr std::array<const char*, 3> kStatus{"supported", "ignored", "refused"};
+  static constexpr std::array<const char*, 4> kStatus{"supported", "ignored", "refused", "unused"};
   std::vector<ConfigKey> keys;
   for (const config::KeyRow* row : config::all_keys()) {
     keys.push_back(

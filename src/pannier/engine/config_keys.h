@@ -29,7 +29,12 @@ enum class Kind : std::uint8_t {
 };
 
 /// What Pannier does with a key.
-enum class Status : std::uint8_t { kSupported, kIgnored, kRefused };
+enum class Status : std::uint8_t {
+  kSupported,
+  kIgnored,  ///< It means nothing here, and won't.
+  kRefused,
+  kUnused,  ///< Its value is kept, but this version does nothing with it.
+};
 
 /// What "auto" means where nobody has replaced it.
 enum class Auto : std::uint8_t { kDefault, kAlwaysNeeded, kOptimizerNeeds, kScheduleNeeds, kBatch };

@@ -11,10 +11,10 @@ using enum Status;
 
 // clang-format off: one row a line reads as the table that it is.
 constexpr auto kRows = std::to_array<KeyRow>({
-    KeyRow{"steps_per_print", kNumber}.from(0).infinite(),
-    KeyRow{"wall_clock_breakdown", kBool, kSupported, "false"},
-    KeyRow{"memory_breakdown", kBool, kSupported, "false"},
-    KeyRow{"dump_state", kBool, kSupported, "false"},
+    KeyRow{"steps_per_print", kNumber, kUnused}.from(0).infinite(),
+    KeyRow{"wall_clock_breakdown", kBool, kUnused, "false"},
+    KeyRow{"memory_breakdown", kBool, kUnused, "false"},
+    KeyRow{"dump_state", kBool, kUnused, "false"},
     KeyRow{"log_level", kText, kIgnored},
     KeyRow{"timers", kSection, kIgnored},
     KeyRow{"timers.throughput", kSection, kIgnored},
@@ -23,7 +23,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"vocabulary_size", kInteger, kIgnored},
 
     KeyRow{"checkpoint", kSection},
-    KeyRow{"checkpoint.tag_validation", kChoice, kSupported, "\"Warn\""}.one_of("Ignore|Warn|Fail").either_case(),
+    KeyRow{"checkpoint.tag_validation", kChoice, kUnused, "\"Warn\""}.one_of("Ignore|Warn|Fail").either_case(),
     KeyRow{"checkpoint.load_universal", kBool, kIgnored, "false"},
     KeyRow{"checkpoint.use_node_local_storage", kBool, kRefused, "false"},
     KeyRow{"checkpoint.parallel_write", kSection, kIgnored},

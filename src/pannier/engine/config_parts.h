@@ -93,7 +93,7 @@ struct PannierOptions {
   std::optional<std::size_t> host_memory_nbytes =
       std::nullopt;                ///< Budget on the host; not given: what the limits allow.
   bool unknown_keys_warn = false;  ///< unknown_keys "warn": unknown keys become notes.
-  bool memory_timeline = false;    ///< Record device memory over a step.
+  bool memory_timeline = false;    ///< Record device memory from the engine's start on.
   bool overlap_step = false;       ///< step() returns before all parameters are in place.
   std::optional<double> streamed_share =
       std::nullopt;               ///< Share of host-resident states that the device updates; not given: planned.

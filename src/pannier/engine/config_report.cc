@@ -24,6 +24,7 @@ std::vector<std::string> Report::all_notes() const {
     }
   };
   add("accepted, without effect here", ignored);
+  add("accepted, but this version does nothing with", unused);
   add("not supported, and off", refused_off);
   add("left \"auto\", decided here", decided_here);
   return all;

@@ -15,6 +15,7 @@ struct Report {
   std::vector<std::string> unknown_keys;  ///< The same, of keys that are not known.
   std::vector<std::string> notes;
   std::vector<std::string> ignored;       ///< Paths of keys without effect.
+  std::vector<std::string> unused;        ///< Paths of keys that this version does nothing with yet.
   std::vector<std::string> refused_off;   ///< Paths of unsupported keys that are off.
   std::vector<std::string> decided_here;  ///< Paths left "auto" that get the default or the planner's choice.
   std::vector<LeftOverAuto> left_over_autos;

@@ -75,12 +75,18 @@ void check_sgd(const OptimizerConfig& optimizer, Report& report) {
   }
 }
 
-// Says which rule a type named Adam really is: DeepSpeed's "Adam" is AdamW by default.
-void note_adam(const OptimizerConfig& optimizer, Report& report) {
-  const bool decoupled = optimizer.algorithm == Algorithm::kAdamW;
-  report.notes.push_back(fmt::format("optimizer.type \"{}\" is {} with weight_decay {}", optimizer.type,
-                                     decoupled ? "AdamW (decoupled decay)" : "Adam (L2 decay)",
-                                     optimizer.hyper.weight_decay));
+// Says where the rule is not what its name or adam_w_mode says: DeepSpeed's "Adam" is AdamW unless adam_w_mode is
+// false, and its "AdamW" never looks at that.
+void note_adam(const OptimizerConfig& optimizer, Algorithm named, const Values& values, Report& report) {
+  const std::string mode = "optimizer.params.adam_w_mode";
+  if (named == Algorithm::kAdam && !values.has(mode)) {
+    report.notes.push_back(
+        fmt::format("optimizer.type \"{}\" is AdamW (decoupled decay); adam_w_mode false would make it Adam (L2 decay)",
+                    optimizer.type));
+  } else if (named == Algorithm::kAdamW && !values.flag(mode)) {
+    report.notes.push_back(
+        fmt::format("{} false is ignored: optimizer.type \"{}\" is AdamW (decoupled decay)", mode, optimizer.type));
+  }
 }
 
 // What a WarmupDecayLR, WarmupCosineLR or OneCycle can't do without.
@@ -160,7 +166,7 @@ std::optional<OptimizerConfig> build_optimizer(const Values& values, const Json&
   optimizer.initial_accumulator_value = values.number(params + "initial_accumulator_value");
   check_sgd(optimizer, report);
   if (is_adam) {
-    note_adam(optimizer, report);
+    note_adam(optimizer, type->algorithm, values, report);
   }
   return optimizer;
 }

@@ -1,7 +1,6 @@
 #include "pannier/engine/engine_core.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -13,7 +12,7 @@
 
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
-#include "pannier/base/units.h"
+#include "pannier/engine/unmanaged_tensors.h"
 
 namespace pannier {
 namespace {
@@ -60,7 +59,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
   std::vector<std::int64_t> numels;
-  std::size_t unmanaged_nbytes = 0;
+  UnmanagedTensors unmanaged;
   for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
     const at::Tensor& parameter = inputs.parameters[i];
     const bool trained = inputs.algorithm && inputs.group_of[i] >= 0 && parameter.requires_grad();
@@ -71,19 +70,22 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
       numels.push_back(parameter.numel());
       group_of_.push_back(inputs.group_of[i]);
     } else {
-      unmanaged_nbytes += nbytes_of(parameter.numel(), c10::elementSize(unmanaged_dtype(parameter)));
+      unmanaged.add(parameter, unmanaged_dtype(parameter));
     }
   }
   for (const auto& buffer : inputs.buffers) {
-    unmanaged_nbytes += buffer.nbytes();
+    unmanaged.add(buffer, buffer.scalar_type());
   }
   PartsOptions options =
       parts_options(config_, inputs.algorithm.value_or(kernels::Algorithm::kAdamW), inputs.groups, batch_.accumulation);
   options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
-  const MemoryPlanInput input = plan_input(options, numels, unmanaged_nbytes);
+  const MemoryPlanInput input = plan_input(options, numels, unmanaged.nbytes());
   plan_ = plan_memory(input);
   require_room(input, inputs.parameters);
-  move_unmanaged(inputs);
+  {
+    const OwnerScope scope(Owner::kParameters);
+    unmanaged.move();
+  }
   if (inputs.algorithm) {
     algorithm_ = *inputs.algorithm;
     steps_.resize(parameters.size());
@@ -97,6 +99,9 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   if (config_.pannier.device_memory_nbytes) {
     device_->add_memory_cap(*config_.pannier.device_memory_nbytes);
     cap_ = config_.pannier.device_memory_nbytes;
+  }
+  if (config_.pannier.memory_timeline) {
+    device_->start_timeline();
   }
 }
 
@@ -181,22 +186,6 @@ void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at
   const std::size_t wanted = plan_.host() + plan_.device_optimizer_states + plan_.device_parameters;
   if (const std::size_t available = HostMemory().free_bytes(); wanted > available) {
     throw OutOfMemoryError("host", "training state", wanted, available);
-  }
-}
-
-void EngineCore::move_unmanaged(const EngineInputs& inputs) {
-  const c10::NoGradGuard no_grad;
-  const OwnerScope scope(Owner::kParameters);
-  const auto move = [](at::Tensor tensor, at::ScalarType dtype) {
-    tensor.set_data(tensor.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true));
-  };
-  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
-    if (managed_of_[i] < 0) {
-      move(inputs.parameters[i], unmanaged_dtype(inputs.parameters[i]));
-    }
-  }
-  for (const auto& buffer : inputs.buffers) {
-    move(buffer, buffer.scalar_type());
   }
 }
 

@@ -27,7 +27,7 @@ struct EngineInputs {
   std::vector<kernels::Hyperparameters> groups;
   std::optional<kernels::Algorithm> algorithm;  ///< Empty: no optimizer, the model only runs forward.
   double initial_accumulator_value = 0.0;
-  std::vector<at::Tensor> buffers;  ///< Of the model; moved into counted memory, their type kept.
+  std::vector<at::Tensor> buffers;  ///< Of the model; moved into counted memory, types and sharing kept.
 };
 
 /// What a configuration means for the parts of an engine.
@@ -123,7 +123,6 @@ class EngineCore {
  private:
   void check_inputs(const EngineInputs& inputs) const;
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
-  void move_unmanaged(const EngineInputs& inputs);
   [[nodiscard]] at::ScalarType unmanaged_dtype(const at::Tensor& parameter) const;
   void require_open() const;
   [[nodiscard]] int managed_index(int parameter) const;

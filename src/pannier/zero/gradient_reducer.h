@@ -57,8 +57,6 @@ class GradientReducer {
   /// Throws ConfigError for a parameter whose autograd node was replaced since the backward began (it is hooked again),
   /// or that holds a gradient in `.grad`, where nobody would see it.
   void check_hooks();
-  /// Removes the hooks; gradients then stay in `.grad`.
-  void unhook() { hooks_.clear(); }
   /// Hooks again, before a backward, what lost its node since the last one; no gradient is lost then.
   void renew_hooks();
   /// Called with each bucket when it closes, after its gradients went to the store.
