@@ -1,7 +1,7 @@
 // Observed times correct the probed rates, so that the split can be solved again for the machine as it is in training.
 #pragma once
 
-#include "pannier/plan/time_model.h"
+#include "pannier/plan/link_and_host_rates.h"
 
 namespace pannier {
 

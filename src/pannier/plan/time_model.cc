@@ -203,18 +203,6 @@ SplitPlan least_below(const SplitInput& input, double most_share) {
 
 }  // namespace
 
-void LinkAndHostRates::validate() const {
-  for (const auto& [name, rate] : {std::pair<const char*, double>{"up", up},
-                                   {"down", down},
-                                   {"up_both", up_both},
-                                   {"down_both", down_both},
-                                   {"dram", dram},
-                                   {"host_update", host_update},
-                                   {"device_copy", device_copy}}) {
-    require(is_amount(rate), name, rate);
-  }
-}
-
 void SplitInput::validate() const {
   require(numel >= 0, "numel", static_cast<double>(numel));
   require(micro_batches >= 1, "micro_batches", micro_batches);
