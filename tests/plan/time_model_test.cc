@@ -190,6 +190,26 @@ TEST(SolveSplit, IsNeverWorseThanBruteForce) {
   }
 }
 
+TEST(SplitInput, FollowsTheStateFormat) {
+  const SplitInput bf16 = split_input({.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2}, 5, false);
+  const SplitInput defaults;
+  EXPECT_EQ(bf16.numel, 5);
+  EXPECT_DOUBLE_EQ(bf16.state_nbytes, defaults.state_nbytes);
+  EXPECT_DOUBLE_EQ(bf16.gradient_nbytes, defaults.gradient_nbytes);
+  EXPECT_DOUBLE_EQ(bf16.param_nbytes, defaults.param_nbytes);
+  EXPECT_DOUBLE_EQ(bf16.host_dram_nbytes, defaults.host_dram_nbytes);
+  EXPECT_DOUBLE_EQ(bf16.streamed_dram_nbytes, defaults.streamed_dram_nbytes);
+  EXPECT_DOUBLE_EQ(bf16.update_nbytes, defaults.update_nbytes);
+  EXPECT_DOUBLE_EQ(split_input({.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2}, 5, true).host_dram_nbytes, 34);
+  const SplitInput fp16 = split_input({.param_nbytes = 2, .rest_nbytes = 4, .num_states = 2}, 5, false);
+  EXPECT_DOUBLE_EQ(fp16.state_nbytes, 12);
+  EXPECT_DOUBLE_EQ(fp16.update_nbytes, 28);
+  const SplitInput fp32 = split_input({.param_nbytes = 4, .rest_nbytes = 0, .num_states = 2}, 5, false);
+  EXPECT_DOUBLE_EQ(fp32.state_nbytes, 8);
+  EXPECT_DOUBLE_EQ(fp32.update_nbytes, 28);
+  EXPECT_DOUBLE_EQ(fp32.host_dram_nbytes, 36);
+}
+
 TEST(PredictCompute, CountsTheFloatingPointOperations) {
   const StepObservation plain = predict_compute(1'000'000'000, 1000, 1e12, false);
   EXPECT_DOUBLE_EQ(*plain.forward_s, 2.0);

@@ -63,7 +63,8 @@ std::string format_times(const PlanTable& table) {
   text += seconds_line(("backward" + each).c_str(), *seen.backward_s);
   const double exposed_s = table.split ? table.split->exposed_s : 0.0;
   text += seconds_line("exposed", exposed_s);
-  text += seconds_line("step", table.micro_batches * (*seen.forward_s + *seen.backward_s) + exposed_s);
+  text +=
+      seconds_line("step", static_cast<double>(table.micro_batches) * (*seen.forward_s + *seen.backward_s) + exposed_s);
   if (table.split) {
     text += fmt::format("{:<18} {:>12}\n{:<18} {:>12} {:>12}\n", "binds", table.split->binds, "resource", "needed",
                         "window");

@@ -31,7 +31,7 @@ struct PlanTable {
   std::vector<UpdateRoute> routes{};  ///< One a bucket.
   std::optional<SplitPlan> split{};   ///< Where states rest on the host.
   StepObservation observation{};      ///< Of one micro-batch.
-  int micro_batches = 1;
+  std::int64_t micro_batches = 1;
   LinkAndHostRates rates{};
   RateOrigins origins{};
 };

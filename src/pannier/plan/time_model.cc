@@ -108,7 +108,7 @@ Bounds bounds_of(const SplitInput& input, const Traffic& t, SplitTimes& times) {
       down_bytes > 0.0 && rates.down > 0.0 ? up_s * std::max(0.0, 1.0 - down_both / rates.down) : 0.0;
   times.link_up.needed_s = seconds_of(t.travel + t.params, rates.up);
   times.link_down.needed_s = seconds_of(down_bytes, rates.down) + slowed_s;
-  times.cores.needed_s = seconds_of(t.host_numel, rates.host_update);
+  times.cores.needed_s = seconds_of(t.host_numel * input.update_nbytes / kRatedUpdateNbytes, rates.host_update);
   times.device_update.needed_s = seconds_of(input.update_nbytes * t.streamed_numel, rates.device_copy);
   times.dram.needed_s = seconds_of(t.host_dram + t.dram_per_byte * (left.up + down_bytes), rates.dram);
   Bounds bounds{.link_up = std::max(seconds_of(left.up, up_both), up_s - hidden_s),
@@ -169,7 +169,7 @@ SplitPlan evaluate(const SplitInput& input, double streamed_share) {
   plan.times.dram.window_s = plan.exposed_s + forward_s;
   plan.times.cores.window_s = plan.exposed_s + next_s;
   plan.times.device_update.window_s = plan.exposed_s;
-  plan.predicted_step_s = input.micro_batches * (forward_s + backward_s) + plan.exposed_s;
+  plan.predicted_step_s = static_cast<double>(input.micro_batches) * (forward_s + backward_s) + plan.exposed_s;
   plan.windows_known = input.observation.forward_s.has_value() && input.observation.backward_s.has_value();
   plan.kept_nbytes = static_cast<std::size_t>(traffic.kept);
   plan.most_streamed_numel = room_numel(input);
@@ -205,7 +205,7 @@ SplitPlan least_below(const SplitInput& input, double most_share) {
 
 void SplitInput::validate() const {
   require(numel >= 0, "numel", static_cast<double>(numel));
-  require(micro_batches >= 1, "micro_batches", micro_batches);
+  require(micro_batches >= 1, "micro_batches", static_cast<double>(micro_batches));
   for (const auto& [name, value] : {std::pair<const char*, double>{"state_nbytes", state_nbytes},
                                     {"gradient_nbytes", gradient_nbytes},
                                     {"param_nbytes", param_nbytes},
@@ -217,6 +217,20 @@ void SplitInput::validate() const {
     require(is_amount(value), name, value);
   }
   rates.validate();
+}
+
+SplitInput split_input(const StateShape& shape, std::int64_t numel, bool accumulates) {
+  const auto param_nbytes = static_cast<double>(shape.param_nbytes);
+  SplitInput input{.numel = numel};
+  input.state_nbytes = static_cast<double>(shape.device_nbytes(Home::kDevice));
+  input.gradient_nbytes = accumulates ? 4.0 : param_nbytes;
+  input.param_nbytes = param_nbytes;
+  // The parameter is read and written where it is (part of) the master, only written beside an fp32 master.
+  const double param_passes = shape.rest_nbytes == 4 ? 1.0 : 2.0;
+  input.update_nbytes = 2 * input.state_nbytes + param_passes * param_nbytes + input.gradient_nbytes;
+  input.host_dram_nbytes = input.update_nbytes + input.gradient_nbytes + param_nbytes;
+  input.streamed_dram_nbytes = 2 * input.state_nbytes;
+  return input;
 }
 
 SplitPlan evaluate_split(const SplitInput& input, double streamed_share) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "pannier/layout/state_shape.h"
 #include "pannier/plan/link_and_host_rates.h"
 
 namespace pannier {
@@ -29,16 +30,19 @@ struct SplitInput {
   double param_nbytes = 2;           ///< Per parameter, up on the host path.
   double host_dram_nbytes = 30;      ///< Host memory traffic per parameter on the host path, copies included.
   double streamed_dram_nbytes = 20;  ///< Host memory traffic per streamed parameter, both ways together.
-  double update_nbytes = 26;         ///< Device memory traffic of one streamed parameter's update.
-  std::size_t slack_nbytes = 0;      ///< Free below the budget at the peak: streamed states that need not come down.
+  double update_nbytes = kRatedUpdateNbytes;  ///< Memory traffic of one parameter's update, wherever it runs.
+  std::size_t slack_nbytes = 0;  ///< Free below the budget at the peak: streamed states that need not come down.
   /// Free at the end of backward for streamed states and for the gradients of their parameters; empty: enough.
   std::optional<std::size_t> room_nbytes{};
-  bool overlap_step = false;  ///< The host's update may run on in the next forward.
-  int micro_batches = 1;      ///< Forwards and backwards a step.
+  bool overlap_step = false;       ///< The host's update may run on in the next forward.
+  std::int64_t micro_batches = 1;  ///< Forwards and backwards a step.
   StepObservation observation{};
   LinkAndHostRates rates{};
   void validate() const;  ///< Throws ConfigError for what is negative or not finite.
 };
+
+/// The bytes of a state format: everything of SplitInput that follows from it. `accumulates`: gradients are fp32 sums.
+[[nodiscard]] SplitInput split_input(const StateShape& shape, std::int64_t numel, bool accumulates);
 
 /// One resource: how long it is busy, and how long it may be without being seen.
 struct ResourceTime {
