@@ -153,6 +153,11 @@ TEST(ProbeRates, SharesTheTimeAndLeavesTheRestUnknown) {
   EXPECT_DOUBLE_EQ(rates.down, 0);
 }
 
+TEST(ProbeRates, MemoryGivesAtLeastWhatTheUpdateMoved) {
+  const auto rates = probe_rates({.host_update = [](double) { return 1e13; }, .copy_nbytes = kSmallCopy});
+  EXPECT_DOUBLE_EQ(rates.dram, 1e13 * kRatedUpdateNbytes);
+}
+
 TEST(RatesCacheFolder, FollowsTheXdgRules) {
   const char* old_cache = std::getenv("XDG_CACHE_HOME");
   const char* old_home = std::getenv("HOME");

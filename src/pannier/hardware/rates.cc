@@ -162,6 +162,10 @@ LinkAndHostRates probe_rates(const RateProbes& probes) {
   if (probes.host_update) {
     rates.host_update = rate_or_unknown(probes.host_update(probes.links ? kUpdateShare * left() : left()));
   }
+  if (rates.dram > 0.0) {
+    // A copy may be slower than what memory gives: an update that was seen to move more bytes has shown it.
+    rates.dram = std::max(rates.dram, rate_or_unknown(rates.host_update * kRatedUpdateNbytes));
+  }
   if (probes.links) {
     const LinkRates links = probes.links(left());
     rates.up = rate_or_unknown(links.up);
