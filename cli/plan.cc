@@ -1,4 +1,4 @@
-// pannier plan: the memory that training will take, for a model and a machine that need not be there.
+// pannier plan: the memory and time that training will take, for a model and a machine that need not be there.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/encoder_model.h"
+#include "cli/plan_times.h"
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
 #include "pannier/engine/engine_core.h"
@@ -20,6 +21,8 @@ struct PlanFlags {
   EncoderSize model;
   std::string device_memory;
   std::string host_memory;
+  std::string activations;
+  TimeFlags times;
 };
 
 /// A block of a model that is known by its number of parameters alone.
@@ -65,27 +68,28 @@ void run(const PlanFlags& flags) {
   const auto numels = numels_of(flags);
   const PartsOptions options = parts_options(config, config.optimizer->algorithm, {config.optimizer->hyper},
                                              config.gradient_accumulation_steps.value_or(1));
-  const MemoryPlanInput input = plan_input(options, numels, 0);
-  std::int64_t total = 0;
-  for (const auto numel : numels) {
-    total += numel;
-  }
-  fmt::print("{} parameters{}, {}, stage {}\n{}", total,
-             flags.parameters > 0 ? "" : " (the model of `pannier train`; see --parameters)", to_string(config.dtype),
-             config.zero.stage, format_plan(plan_memory(input), config.zero.optimizer_home));
+  MemoryPlanInput input = plan_input(options, numels, 0);
+  input.micro_batch_size = config.train_micro_batch_size_per_gpu.value_or(0);
+  input.activations_nbytes = flags.activations.empty() ? 0 : parse_bytes(flags.activations);
   MemoryBudget budget{.device_nbytes = config.pannier.device_memory_nbytes.value_or(0),
                       .host_nbytes = config.pannier.host_memory_nbytes.value_or(0)};
   budget.device_nbytes = flags.device_memory.empty() ? budget.device_nbytes : parse_bytes(flags.device_memory);
   budget.host_nbytes = flags.host_memory.empty() ? budget.host_nbytes : parse_bytes(flags.host_memory);
+  fmt::print("{} parameters{}, {}, stage {}\n{}", input.parameter_numel,
+             flags.parameters > 0 ? "" : " (the model of `pannier train`; see --parameters)", to_string(config.dtype),
+             config.zero.stage, format_plan_table(plan_times(config, input, budget, flags.times)));
   require_fit(input, budget);
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  auto* command = app.add_subcommand("plan", "Print the memory that training will take, before anything is allocated");
+  auto* command =
+      app.add_subcommand("plan", "Print the memory and time that training will take, before anything is allocated");
   command->footer(
       "Examples:\n  pannier plan --config ds_config.json --parameters 7e9 --vram 24GiB --ram 128GiB\n"
+      "  pannier plan --config ds_config.json --parameters 7e9 --vram 24GiB --ram 128GiB --pcie 25 --dram 80 "
+      "--cores-rate 2 --tokens 16384 --tflops 150 --recompute\n"
       "  pannier plan --config ds_config.json --layers 12 --width 2048");
   auto flags = std::make_shared<PlanFlags>();
   command->add_option("--config", flags->config, "DeepSpeed JSON")->required();
@@ -94,6 +98,8 @@ void add_plan(CLI::App& app) {
   add_model_flags(*command, flags->model, CLI::PositiveNumber);
   command->add_option("--vram", flags->device_memory, "Device memory, such as 24GiB");
   command->add_option("--ram", flags->host_memory, "Host memory, such as 64GiB");
+  command->add_option("--activations", flags->activations, "Peak of one micro-batch's activations, such as 8GiB");
+  add_time_flags(*command, flags->times);
   command->callback([flags] { run(*flags); });
 }
 

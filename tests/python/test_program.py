@@ -24,6 +24,13 @@ def run(*arguments: str | pathlib.Path, code: int = 0, stdout: Any = subprocess.
     return result
 
 
+@pytest.fixture(autouse=True)
+def rates_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture
 def config(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "ds_config.json"
@@ -105,6 +112,53 @@ def test_plan_prints_and_refuses(config: pathlib.Path) -> None:
     refused = run("plan", "--config", config, "--parameters", "7e9", "--vram", "10GiB", code=1)
     assert "Device out of memory. The plan needs 52.15 GiB" in refused.stderr
     assert "is not a size" in run("plan", "--config", config, "--ram", "plenty", code=2).stderr
+
+
+MACHINE = ("--pcie", "55", "--dram", "140", "--cores-rate", "4.5", "--hbm", "4000")
+
+
+@pytest.fixture
+def bf16_config(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "bf16.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": True},
+                                "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+                                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}))
+    return path
+
+
+def test_plan_predicts_a_step_on_a_machine_that_is_not_there(bf16_config: pathlib.Path, rates_cache: pathlib.Path) -> None:
+    rates_cache.mkdir(exist_ok=True)
+    before = sorted(rates_cache.rglob("*"))
+    arguments = ("plan", "--config", bf16_config, "--parameters", "1.54e9", *MACHINE)
+    output = run(*arguments, "--forward-ms", "138", "--backward-ms", "360").stdout
+    step = float(next(line.split()[1] for line in output.splitlines() if line.startswith("step ")))
+    assert 0.58 < step < 0.60 and "given" in output and "probe" not in output
+    assert sorted(rates_cache.rglob("*")) == before, "nothing is measured where all is given"
+    hidden = run(*arguments, "--forward-ms", "138", "--backward-ms", "360", "--vram", "64GiB", "--activations", "30GiB").stdout
+    assert float(next(line.split()[1] for line in hidden.splitlines() if line.startswith("step "))) < 0.53
+    counted = run(*arguments, "--tokens", "16384", "--tflops", "405", "--recompute").stdout
+    assert "forward                 0.125 s" in counted and "backward                0.374 s" in counted
+    assert "times come after the first steps" in run(*arguments).stdout
+
+
+def test_plan_measures_this_machine_once(config: pathlib.Path, rates_cache: pathlib.Path) -> None:
+    first = run("plan", "--config", config, "--pcie", "25").stdout
+    assert len(list(rates_cache.glob("pannier/hardware-*.json"))) == 1 and "streamed" in first
+    assert "cache" in run("plan", "--config", config, "--pcie", "25").stdout
+    without_link = run("plan", "--config", config).stdout
+    assert "link up                         -  not known" in without_link and "100.0 %" in without_link
+
+
+def test_plan_proposes_a_smaller_micro_batch(bf16_config: pathlib.Path) -> None:
+    arguments = ("plan", "--config", bf16_config, "--parameters", "1e9", *MACHINE, "--activations", "8GiB")
+    refused = run(*arguments, "--vram", "10GiB", code=1)
+    assert "Nearest that fits: train_micro_batch_size_per_gpu 6 would need" in refused.stderr
+    run(*arguments, "--vram", "12GiB")
+
+
+@pytest.mark.parametrize("value", ["nan", "1e300"])
+def test_plan_refuses_rates_that_cannot_be(config: pathlib.Path, value: str) -> None:
+    assert "must be" in run("plan", "--config", config, "--pcie", value, code=2).stderr
 
 
 def test_plan_needs_an_optimizer(tmp_path: pathlib.Path) -> None:

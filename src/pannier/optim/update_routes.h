@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "pannier/layout/route.h"
+#include "pannier/plan/update_route.h"
 #include "pannier/optim/update_path.h"
 #include "pannier/tier/state_store.h"
 

@@ -2,61 +2,54 @@
 
 #include <fmt/format.h>
 
-#include <numeric>
-
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
+#include "pannier/plan/nearest_fit.h"
 
 namespace pannier {
 namespace {
 
 std::size_t round_to_page(std::size_t nbytes, std::size_t page) { return (nbytes + page - 1) / page * page; }
 
-bool fits(const MemoryPlan& plan, const MemoryBudget& budget) {
-  return (budget.device_nbytes == 0 || plan.device() <= budget.device_nbytes) &&
-         (budget.host_nbytes == 0 || plan.host() <= budget.host_nbytes);
-}
-
-// Names the change that makes the plan fit, or says that none does.
-std::string nearest_fit(const MemoryPlanInput& input, const MemoryBudget& budget) {
-  for (const Home home : {Home::kHost, Home::kDevice}) {
-    MemoryPlanInput other = input;
-    other.optimizer_home = home;
-    const MemoryPlan plan = plan_memory(other);
-    if (home != input.optimizer_home && fits(plan, budget)) {
-      return fmt::format(
-          "zero_optimization.offload_optimizer.device \"{}\" would need {} of device and {} of host memory, which fits",
-          to_string(home), format_bytes(plan.device()), format_bytes(plan.host()));
-    }
-  }
-  MemoryPlanInput other = input;
-  other.optimizer_home = Home::kHost;
-  const MemoryPlan smallest = plan_memory(other);
-  return fmt::format("the least that can train this model is {} of device and {} of host memory",
-                     format_bytes(smallest.device()), format_bytes(smallest.host()));
-}
-
 }  // namespace
 
 MemoryPlan plan_memory(const MemoryPlanInput& input) {
-  const std::int64_t numel = std::accumulate(input.bucket_numels.begin(), input.bucket_numels.end(), std::int64_t{0});
+  PANNIER_CHECK(input.routes.empty() || input.routes.size() == input.bucket_numels.size(),
+                fmt::format("{} routes for {} buckets", input.routes.size(), input.bucket_numels.size()));
   const StateShape& shape = input.shape;
+  std::int64_t numel = 0;
+  std::int64_t on_device = 0;
+  std::size_t host_states = 0;
+  for (std::size_t i = 0; i < input.bucket_numels.size(); ++i) {
+    const std::int64_t bucket_numel = input.bucket_numels[i];
+    numel += bucket_numel;
+    const bool rests_on_device =
+        input.routes.empty() ? input.optimizer_home == Home::kDevice : input.routes[i] == UpdateRoute::kDevice;
+    if (rests_on_device) {
+      on_device += bucket_numel;
+    } else {
+      host_states += host_bucket_layout(shape, bucket_numel).nbytes;
+    }
+  }
   MemoryPlan plan;
   plan.device_parameters = nbytes_of(numel, shape.param_nbytes) + input.unmanaged_nbytes;
-  plan.device_optimizer_states = nbytes_of(numel, shape.device_nbytes(input.optimizer_home));
+  plan.device_optimizer_states = nbytes_of(on_device, shape.device_nbytes(Home::kDevice));
   // Gradients of one micro-batch stay in their own type until their bucket closes; the sum over micro-batches is fp32.
-  const bool sum_on_device = input.accumulates && input.optimizer_home == Home::kDevice;
-  plan.device_gradients = nbytes_of(input.parameter_numel, shape.param_nbytes + (sum_on_device ? 4U : 0U));
-  if (input.optimizer_home == Home::kHost) {
-    std::size_t states = 0;
-    for (const std::int64_t bucket_numel : input.bucket_numels) {
-      states += host_bucket_layout(shape, bucket_numel).nbytes;
-    }
-    plan.host_optimizer_states = round_to_page(states, input.host_page_nbytes);
-    plan.host_gradients =
-        round_to_page(nbytes_of(numel, input.accumulates ? 4U : shape.param_nbytes), input.host_page_nbytes);
+  const std::int64_t summed = on_device == numel ? input.parameter_numel : on_device;  // Without padding.
+  plan.device_gradients =
+      nbytes_of(input.parameter_numel, shape.param_nbytes) + (input.accumulates ? nbytes_of(summed, 4) : 0);
+  plan.device_activations = input.activations_nbytes;
+  if (on_device < numel) {
+    plan.host_optimizer_states = round_to_page(host_states, input.host_page_nbytes);
+    plan.host_gradients = round_to_page(nbytes_of(numel - on_device, input.accumulates ? 4U : shape.param_nbytes),
+                                        input.host_page_nbytes);
   }
   return plan;
+}
+
+bool fits(const MemoryPlan& plan, const MemoryBudget& budget) noexcept {
+  return (budget.device_nbytes == 0 || plan.device() <= budget.device_nbytes) &&
+         (budget.host_nbytes == 0 || plan.host() <= budget.host_nbytes);
 }
 
 void require_fit(const MemoryPlanInput& input, const MemoryBudget& budget) {
@@ -65,18 +58,22 @@ void require_fit(const MemoryPlanInput& input, const MemoryBudget& budget) {
     return;
   }
   const bool device_is_short = budget.device_nbytes != 0 && plan.device() > budget.device_nbytes;
+  const std::string activations = device_is_short && plan.device_activations > 0
+                                      ? fmt::format(", {} activations", format_bytes(plan.device_activations))
+                                      : "";
   throw OutOfMemoryError(fmt::format(
-      "{} out of memory. The plan needs {} of {} memory before activations ({} parameters, {} gradients, {} optimizer "
-      "states), and {} "
+      "{} out of memory. The plan needs {} of {} memory{} ({} parameters, {} gradients, {} optimizer states{}), and {} "
       "are allowed; nothing was allocated. Nearest that fits: {}.",
       device_is_short ? "Device" : "Host", format_bytes(device_is_short ? plan.device() : plan.host()),
-      device_is_short ? "device" : "host", format_bytes(device_is_short ? plan.device_parameters : 0),
+      device_is_short ? "device" : "host", plan.device_activations > 0 ? "" : " before activations",
+      format_bytes(device_is_short ? plan.device_parameters : 0),
       format_bytes(device_is_short ? plan.device_gradients : plan.host_gradients),
-      format_bytes(device_is_short ? plan.device_optimizer_states : plan.host_optimizer_states),
-      format_bytes(device_is_short ? budget.device_nbytes : budget.host_nbytes), nearest_fit(input, budget)));
+      format_bytes(device_is_short ? plan.device_optimizer_states : plan.host_optimizer_states), activations,
+      format_bytes(device_is_short ? budget.device_nbytes : budget.host_nbytes),
+      describe(find_nearest_fit(input, budget))));
 }
 
-std::string format_plan(const MemoryPlan& plan, Home optimizer_home) {
+std::string format_plan(const MemoryPlan& plan, Home optimizer_home, std::optional<std::size_t> activations_nbytes) {
   std::string text = fmt::format("{:<18} {:>12} {:>12}\n", "memory plan", "device", "host");
   const auto line = [&text](const char* owner, std::size_t device, std::size_t host) {
     text += fmt::format("{:<18} {:>12} {:>12}\n", owner, format_bytes(device), format_bytes(host));
@@ -84,9 +81,19 @@ std::string format_plan(const MemoryPlan& plan, Home optimizer_home) {
   line("parameters", plan.device_parameters, 0);
   line("gradients", plan.device_gradients, plan.host_gradients);
   line("optimizer states", plan.device_optimizer_states, plan.host_optimizer_states);
+  if (plan.device_activations > 0) {
+    line("activations", plan.device_activations, 0);
+  }
   line("total", plan.device(), plan.host());
-  text += fmt::format("activations: measured after step 1; optimizer states rest on the {}\n",
-                      optimizer_home == Home::kDevice ? "device" : "host");
+  const std::string activations = activations_nbytes
+                                      ? fmt::format("peak {}, measured", format_bytes(*activations_nbytes))
+                                  : plan.device_activations > 0 ? "as given"
+                                                                : "measured after step 1";
+  const bool on_both = plan.device_optimizer_states > 0 && plan.host_optimizer_states > 0;
+  text += fmt::format("activations: {}; optimizer states rest on the {}\n", activations,
+                      on_both                           ? "device and the host"
+                      : optimizer_home == Home::kDevice ? "device"
+                                                        : "host");
   return text;
 }
 

@@ -1,14 +1,16 @@
 // What training will hold, predicted before anything is allocated: a pure function of numbers. Exact to the byte for
-// what Pannier itself allocates; activations belong to the model and are known only after the first step.
+// what Pannier itself allocates; activations belong to the model and are known only after the first step, or given.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "pannier/layout/bucket_layout.h"
 #include "pannier/layout/state_shape.h"
+#include "pannier/plan/update_route.h"
 
 namespace pannier {
 
@@ -21,6 +23,11 @@ struct MemoryPlanInput {
   bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.
   std::size_t unmanaged_nbytes = 0;     ///< Frozen parameters and buffers of the model, on the device.
   std::size_t host_page_nbytes = 4096;  ///< Host slabs are rounded up to it.
+  /// A route for each bucket; empty: all by `optimizer_home`. Streamed and host take the same memory, so that a bucket
+  /// may change from one to the other as the split is solved again.
+  std::vector<UpdateRoute> routes{};
+  std::size_t activations_nbytes = 0;  ///< Peak of one micro-batch, where it is known.
+  std::int64_t micro_batch_size = 0;   ///< Samples of it; 0 where not known.
 };
 
 /// Predicted bytes at the peak of each owner.
@@ -28,11 +35,12 @@ struct MemoryPlan {
   std::size_t device_parameters = 0;  ///< Buckets, frozen parameters and buffers.
   std::size_t device_gradients = 0;
   std::size_t device_optimizer_states = 0;
+  std::size_t device_activations = 0;     ///< 0 where they are not known.
   std::size_t host_optimizer_states = 0;  ///< With the host's copy of the parameters.
   std::size_t host_gradients = 0;
 
   [[nodiscard]] std::size_t device() const noexcept {
-    return device_parameters + device_gradients + device_optimizer_states;
+    return device_parameters + device_gradients + device_optimizer_states + device_activations;
   }
   [[nodiscard]] std::size_t host() const noexcept { return host_optimizer_states + host_gradients; }
 };
@@ -46,12 +54,16 @@ struct MemoryBudget {
   std::size_t host_nbytes = 0;
 };
 
-/// Throws OutOfMemoryError where the plan exceeds a budget, saying by how much and the nearest plan that fits (the
-/// other homes of `input` are tried); activations are not counted, so a plan that passes may still meet the cap in a
+/// Whether the plan stays within what was given.
+[[nodiscard]] bool fits(const MemoryPlan& plan, const MemoryBudget& budget) noexcept;
+
+/// Throws OutOfMemoryError where the plan exceeds a budget, saying by how much and the nearest plan that fits
+/// (nearest_fit.h). Activations that are not known are not counted, so a plan that passes may still meet the cap in a
 /// step.
 void require_fit(const MemoryPlanInput& input, const MemoryBudget& budget);
 
-/// The plan as a table for people, a line an owner and tier.
-[[nodiscard]] std::string format_plan(const MemoryPlan& plan, Home optimizer_home);
+/// The plan as a table for people, a line an owner and tier. `activations_nbytes`: their measured peak, after a step.
+[[nodiscard]] std::string format_plan(const MemoryPlan& plan, Home optimizer_home,
+                                      std::optional<std::size_t> activations_nbytes = std::nullopt);
 
 }  // namespace pannier

@@ -1,0 +1,208 @@
+#include "pannier/hardware/rates.h"
+
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "pannier/base/error.h"
+#include "pannier/hardware/copy_bandwidth.h"
+#include "pannier/hardware/host_info.h"
+
+namespace pannier {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "pannier-hardware";
+// Raised when the meaning of a rate or the way it is measured changes.
+constexpr int kVersion = 1;
+constexpr std::uintmax_t kMostFileBytes = 64 << 10;
+// No machine does more: such a number was not measured.
+constexpr double kMostRate = 1e16;
+// Copies of less than this measure caches, not memory.
+constexpr std::size_t kLeastCopyBytes = std::size_t{8} << 20;
+// Of the time: what remains after the copy probe is shared between the host's update and the links.
+constexpr double kUpdateShare = 0.4;
+
+constexpr std::array<std::pair<const char*, double LinkAndHostRates::*>, 7> kFields{
+    {{"up", &LinkAndHostRates::up},
+     {"down", &LinkAndHostRates::down},
+     {"up_both", &LinkAndHostRates::up_both},
+     {"down_both", &LinkAndHostRates::down_both},
+     {"dram", &LinkAndHostRates::dram},
+     {"host_update", &LinkAndHostRates::host_update},
+     {"device_copy", &LinkAndHostRates::device_copy}}};
+
+bool is_rate(double value) { return std::isfinite(value) && value >= 0.0 && value <= kMostRate; }
+double rate_or_unknown(double value) { return is_rate(value) ? value : 0.0; }
+
+double probe_dram(const RateProbes& probes) {
+  const std::size_t least = std::min(kLeastCopyBytes, probes.copy_nbytes);
+  for (std::size_t nbytes = probes.copy_nbytes; nbytes >= least; nbytes /= 2) {
+    try {
+      return probe_copy_bandwidth(probes.parallel_for, nbytes);
+    } catch (const OutOfMemoryError&) {
+      continue;  // Less memory gives a rate too, if a less certain one.
+    } catch (const std::bad_alloc&) {
+      continue;
+    }
+  }
+  return 0.0;
+}
+
+Json identity_json(const MachineIdentity& machine) {
+  return {{"cpu_model", machine.cpu_model}, {"num_cores", machine.num_cores}, {"devices", machine.device_names}};
+}
+
+// Names come from the kernel and from drivers: bytes that are not UTF-8 are replaced, not an error.
+std::string to_text(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+// FNV-1a: the same on every machine and in every build, which std::hash does not promise.
+std::uint64_t hash_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  }
+  return hash;
+}
+
+std::optional<std::string> read_small_file(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error) || fs::file_size(path, error) > kMostFileBytes || error) {
+    return std::nullopt;
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  return file.bad() ? std::nullopt : std::optional(std::move(text));
+}
+
+bool answers(const LinkAndHostRates& rates, const RateProbes& probes) {
+  return rates.dram > 0.0 && (!probes.host_update || rates.host_update > 0.0) &&
+         (!probes.links || (rates.up > 0.0 && rates.down > 0.0));
+}
+
+std::optional<LinkAndHostRates> read_rates(const fs::path& path, const MachineIdentity& machine) {
+  const auto text = read_small_file(path);
+  const Json json = text ? Json::parse(*text, nullptr, false) : Json();
+  if (!json.is_object() || json.value("format", Json()) != kFormat || json.value("version", Json()) != kVersion ||
+      to_text(json.value("machine", Json()), -1) != to_text(identity_json(machine), -1)) {
+    return std::nullopt;
+  }
+  const Json stored = json.value("rates", Json());
+  LinkAndHostRates rates;
+  for (const auto& [name, field] : kFields) {
+    const Json value = stored.is_object() ? stored.value(name, Json()) : Json();
+    if (!value.is_number() || !is_rate(value.get<double>())) {
+      return std::nullopt;
+    }
+    rates.*field = value.get<double>();
+  }
+  return rates;
+}
+
+// Writes beside the file and renames, so that a reader sees the old file or the new one whole.
+void write_rates(const fs::path& path, const MachineIdentity& machine, const LinkAndHostRates& rates) {
+  Json values = Json::object();
+  for (const auto& [name, field] : kFields) {
+    values[name] = rates.*field;
+  }
+  const std::string text =
+      to_text({{"format", kFormat}, {"version", kVersion}, {"machine", identity_json(machine)}, {"rates", values}}, 2) +
+      "\n";
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  std::string name = path.string() + ".XXXXXX";
+  const int descriptor = ::mkstemp(name.data());
+  if (descriptor < 0) {
+    return;
+  }
+  std::FILE* file = ::fdopen(descriptor, "wb");
+  if (file == nullptr) {
+    ::close(descriptor);
+    ::unlink(name.c_str());
+    return;
+  }
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = std::fclose(file) == 0;
+  if (!written || !closed || std::rename(name.c_str(), path.c_str()) != 0) {
+    ::unlink(name.c_str());
+  }
+}
+
+}  // namespace
+
+MachineIdentity identify_machine(std::vector<std::string> device_names, const fs::path& root) {
+  const HostInfo host = probe_host(root);
+  return {.cpu_model = host.cpu_model, .num_cores = host.usable_cores, .device_names = std::move(device_names)};
+}
+
+LinkAndHostRates probe_rates(const RateProbes& probes) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto left = [&] {
+    const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return std::max(0.0, probes.most_seconds - spent);
+  };
+  LinkAndHostRates rates;
+  rates.dram = rate_or_unknown(probe_dram(probes));
+  if (probes.host_update) {
+    rates.host_update = rate_or_unknown(probes.host_update(probes.links ? kUpdateShare * left() : left()));
+  }
+  if (rates.dram > 0.0) {
+    // A copy may be slower than what memory gives: an update that was seen to move more bytes has shown it.
+    rates.dram = std::max(rates.dram, rate_or_unknown(rates.host_update * kRatedUpdateNbytes));
+  }
+  if (probes.links) {
+    const LinkRates links = probes.links(left());
+    rates.up = rate_or_unknown(links.up);
+    rates.down = rate_or_unknown(links.down);
+    rates.up_both = rate_or_unknown(links.up_both);
+    rates.down_both = rate_or_unknown(links.down_both);
+    rates.device_copy = rate_or_unknown(links.device_copy);
+  }
+  return rates;
+}
+
+fs::path rates_cache_folder() {
+  for (const auto& [name, below] : {std::pair("XDG_CACHE_HOME", "pannier"), std::pair("HOME", ".cache/pannier")}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && fs::path(value).is_absolute()) {
+      return fs::path(value) / below;
+    }
+  }
+  return {};
+}
+
+fs::path rates_cache_file(const fs::path& folder, const MachineIdentity& machine) {
+  return folder / fmt::format("hardware-{:016x}.json", hash_of(to_text(identity_json(machine), -1)));
+}
+
+MeasuredRates cached_rates(const fs::path& folder, const MachineIdentity& machine, const RateProbes& probes) {
+  const fs::path path = folder.empty() ? fs::path() : rates_cache_file(folder, machine);
+  if (!path.empty()) {
+    if (const auto rates = read_rates(path, machine); rates && answers(*rates, probes)) {
+      return {*rates, RateOrigin::kCache};
+    }
+  }
+  const LinkAndHostRates rates = probe_rates(probes);
+  if (!path.empty()) {
+    write_rates(path, machine, rates);
+  }
+  return {rates, RateOrigin::kProbe};
+}
+
+}  // namespace pannier
