@@ -35,6 +35,8 @@ def bundle(package: pathlib.Path) -> None:
     lib = package / "lib"
     lib.mkdir()
     shutil.copy(BUILD / "lib/libpannier.so", lib)
+    if (BUILD / "lib/libpannier_cuda.so").exists():
+        shutil.copy(BUILD / "lib/libpannier_cuda.so", lib)
     (package / "bin").mkdir()
     shutil.copy(BUILD / "bin/pannier", package / "bin/pannier")
     for needed in needed_libraries(lib / "libpannier.so"):

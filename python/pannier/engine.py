@@ -209,7 +209,7 @@ class Engine(Batches, torch.nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return torch.device("cpu")
+        return self._params[0].device if self._params else torch.device("cpu")
 
     @property
     def global_steps(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pannier import comm, core, foreign_use, groups, lr_schedules, managed
+from pannier import comm, core, devices, foreign_use, groups, lr_schedules, managed
 from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
@@ -68,6 +68,7 @@ def initialize(
     read = Config(text, origin, brings_optimizer=optimizer is not None, brings_scheduler=lr_scheduler is not None)
     read.require_resolved()
     read.resolve_batch(world_size=1, loader_batch=0)
+    devices.place(model, read.config["pannier"]["device"])
     params = checked_parameters(model)
     loader = None if training_data is None else _build_loader(training_data, collate_fn, read)
     basic = groups.build_optimizer(optimizer, model_parameters, params, read)
@@ -122,8 +123,8 @@ def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             raise ConfigError(
                 f"the model is already managed by an engine (parameter {name}); call that engine's destroy() first"
             )
-        if param.device.type != "cpu":
-            raise ConfigError(f"parameter {name} is on device {param.device}; this engine trains on cpu")
+        if param.device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"parameter {name} is on device {param.device}; expected cpu or cuda")
         if param.layout != torch.strided:
             raise ConfigError(f"parameter {name} has layout {param.layout}; only strided parameters are supported")
         if _overlaps(param):

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -88,6 +89,8 @@ class Device {
   /// Limits the device's memory; of several caps the least counts. Throws ConfigError if more is in use already.
   virtual void add_memory_cap(std::size_t nbytes) = 0;
   virtual void remove_memory_cap(std::size_t nbytes) noexcept = 0;
+  /// What can still be had; empty: it is the host's memory.
+  [[nodiscard]] virtual std::optional<std::size_t> free_nbytes() const = 0;
   virtual void start_timeline() = 0;
   [[nodiscard]] virtual std::vector<MemorySample> take_timeline() = 0;
   /// Counts the tensor's memory for `owner` from now on, whoever allocated it.
@@ -95,6 +98,10 @@ class Device {
   /// Whether memory of this tensor was counted; a parameter that was not is copied into memory that is.
   [[nodiscard]] virtual bool counts(const at::Tensor& tensor) const = 0;
 };
+
+/// The device that a model's parameters are on. Throws ConfigError for one that is neither CPU nor CUDA, and where the
+/// library for CUDA can't be loaded.
+[[nodiscard]] std::unique_ptr<Device> make_device(c10::Device device);
 
 /// The CPU as a device with counted memory.
 [[nodiscard]] std::unique_ptr<Device> make_metered_cpu();

@@ -61,6 +61,7 @@ class MeteredCpu final : public Device {
   [[nodiscard]] std::size_t take_peak() override { return meter_.ledger().take_peak(); }
   void add_memory_cap(std::size_t nbytes) override { meter_.ledger().add_cap(nbytes); }
   void remove_memory_cap(std::size_t nbytes) noexcept override { meter_.ledger().remove_cap(nbytes); }
+  [[nodiscard]] std::optional<std::size_t> free_nbytes() const override { return std::nullopt; }
   void start_timeline() override { meter_.ledger().start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.ledger().take_timeline(); }
 

@@ -135,6 +135,7 @@ void build_precision(Config& config, const Values& values, Report& report) {
 
 PannierOptions build_pannier(const Values& values) {
   PannierOptions options;
+  options.device = values.text("pannier.device");
   options.device_memory_nbytes = nbytes_of(values, "pannier.device_memory");
   options.host_memory_nbytes = nbytes_of(values, "pannier.host_memory");
   options.unknown_keys_warn = values.text("pannier.unknown_keys") == "warn";

@@ -140,7 +140,8 @@ Json scheduler_json(const SchedulerConfig& scheduler) {
 }
 
 Json pannier_json(const PannierOptions& options) {
-  Json json = {{"unknown_keys", options.unknown_keys_warn ? "warn" : "error"},
+  Json json = {{"device", options.device},
+               {"unknown_keys", options.unknown_keys_warn ? "warn" : "error"},
                {"memory_timeline", options.memory_timeline},
                {"overlap_step", options.overlap_step},
                {"stress_seed", options.stress_seed},

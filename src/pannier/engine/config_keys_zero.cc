@@ -75,6 +75,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"zero_optimization.zenflow", kPresence, kRefused},
 
     KeyRow{"pannier", kSection},
+    KeyRow{"pannier.device", kChoice, kSupported, "\"auto\""}.one_of("auto|cpu|cuda"),
     KeyRow{"pannier.device_memory", kBytes}.from(1),
     KeyRow{"pannier.host_memory", kBytes}.from(1),
     KeyRow{"pannier.unknown_keys", kChoice, kSupported, "\"error\""}.one_of("error|warn"),

@@ -89,6 +89,7 @@ enum class TagValidation : std::uint8_t { kIgnore, kWarn, kFail };
 
 /// The pannier section: keys of our own.
 struct PannierOptions {
+  std::string device = "auto";  ///< Where a model that is on the CPU is trained: "auto", "cpu" or "cuda".
   std::optional<std::size_t> device_memory_nbytes = std::nullopt;  ///< Budget on the device; not given: what is free.
   std::optional<std::size_t> host_memory_nbytes =
       std::nullopt;                ///< Budget on the host; not given: what the limits allow.

@@ -21,6 +21,11 @@ at::ScalarType scalar_type_of(Dtype dtype) {
   return dtype == Dtype::kFp32 ? at::kFloat : dtype == Dtype::kFp16 ? at::kHalf : at::kBFloat16;
 }
 
+// The first parameter says where; the others must be there too.
+c10::Device device_of(const EngineInputs& inputs) {
+  return inputs.parameters.empty() ? c10::Device(c10::DeviceType::CPU) : inputs.parameters.front().device();
+}
+
 }  // namespace
 
 PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
@@ -45,7 +50,7 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
 EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     : config_(std::move(config)),
       batch_(batch),
-      device_(make_metered_cpu()),
+      device_(make_device(device_of(inputs))),
       num_groups_(inputs.groups.size()),
       scaler_(config_.effective_loss_scale()),
       process_(getpid()) {
@@ -84,7 +89,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   require_room(input, inputs.parameters);
   {
     const OwnerScope scope(Owner::kParameters);
-    unmanaged.move();
+    unmanaged.move(!device_->torch_device().is_cpu());
   }
   if (inputs.algorithm) {
     algorithm_ = *inputs.algorithm;
@@ -181,9 +186,16 @@ void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at
     }
     budget.device_nbytes = budget.device_nbytes > in_use ? budget.device_nbytes - in_use : 1;
   }
+  const auto free = device_->free_nbytes();
+  if (free && budget.device_nbytes == 0) {
+    budget.device_nbytes = *free;
+    for (const auto& tensor : moved) {
+      budget.device_nbytes += tensor.nbytes();
+    }
+  }
   require_fit(input, budget);
-  // The device's memory is the machine's too; what can't be had must be refused before the first parameter moves.
-  const std::size_t wanted = plan_.host() + plan_.device_optimizer_states + plan_.device_parameters;
+  // What can't be had must be refused before the first parameter moves; the CPU's device memory is the machine's too.
+  const std::size_t wanted = plan_.host() + (free ? 0 : plan_.device_optimizer_states + plan_.device_parameters);
   if (const std::size_t available = HostMemory().free_bytes(); wanted > available) {
     throw OutOfMemoryError("host", "training state", wanted, available);
   }

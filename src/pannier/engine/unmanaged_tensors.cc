@@ -79,12 +79,17 @@ std::size_t UnmanagedTensors::nbytes() const {
   return sum;
 }
 
-void UnmanagedTensors::move() const {
+void UnmanagedTensors::move(bool only_converted) const {
   const c10::NoGradGuard no_grad;
   // Finds what is shared before the first tensor moves.
   const std::vector<Stretch> stretches = shared_stretches();
   for (const Entry& entry : alone_) {
-    move_alone(entry.tensor, entry.dtype);
+    if (!only_converted || entry.tensor.scalar_type() != entry.dtype) {
+      move_alone(entry.tensor, entry.dtype);
+    }
+  }
+  if (only_converted) {
+    return;
   }
   for (const Stretch& stretch : stretches) {
     if (stretch.tensors.size() == 1) {

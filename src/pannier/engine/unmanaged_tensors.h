@@ -19,7 +19,8 @@ class UnmanagedTensors {
   [[nodiscard]] std::size_t nbytes() const;
 
   /// Moves the data of every tensor into new memory of torch's CPU allocator; the tensors stay the same objects.
-  void move() const;
+  /// With `only_converted`, those that keep their dtype stay where they are: their memory is counted there.
+  void move(bool only_converted) const;
 
  private:
   struct Entry {

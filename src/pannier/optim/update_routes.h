@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "pannier/plan/update_route.h"
 #include "pannier/optim/update_path.h"
+#include "pannier/plan/update_route.h"
 #include "pannier/tier/state_store.h"
 
 namespace pannier {

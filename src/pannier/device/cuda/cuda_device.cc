@@ -1,0 +1,275 @@
+// A GPU as a Device: torch's caching allocator, the caller's stream to compute on, and two streams of our own for
+// transfers.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "pannier/base/error.h"
+#include "pannier/base/units.h"
+#include "pannier/device/cuda/cuda_compute.h"
+#include "pannier/device/cuda/cuda_judge.h"
+#include "pannier/device/cuda/cuda_ledger.h"
+#include "pannier/device/cuda/cuda_support.h"
+#include "pannier/device/cuda/host_registration.h"
+#include "pannier/device/device.h"
+
+namespace pannier {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+constexpr std::size_t kTimelineResolution = std::size_t{16} << 20;
+constexpr std::size_t kStagingNbytes = std::size_t{16} << 20;
+
+/// Events to be used again: creating one costs more than recording it. Thread-safe; outlives every event of it.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  explicit EventPool(c10::DeviceIndex device) : device_(device) {}
+  ~EventPool() {
+    for (cudaEvent_t event : free_) {
+      cudaEventDestroy(event);
+    }
+  }
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+
+  cudaEvent_t take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        const cudaEvent_t event = free_.back();
+        free_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "create an event");
+    return event;
+  }
+  void give_back(cudaEvent_t event) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(event);
+  }
+
+ private:
+  c10::DeviceIndex device_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> free_;
+};
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream) : pool_(std::move(pool)), event_(pool_->take()) {
+    check_cuda(cudaEventRecord(event_, stream), "record an event");
+  }
+  ~CudaEvent() override { pool_->give_back(event_); }
+  [[nodiscard]] bool is_done() const override {
+    const cudaError_t result = cudaEventQuery(event_);
+    if (result == cudaErrorNotReady) {
+      return false;
+    }
+    check_cuda(result, "ask an event");
+    return true;
+  }
+  void wait() const override { check_cuda(cudaEventSynchronize(event_), "wait for a transfer"); }
+  [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
+
+ private:
+  std::shared_ptr<EventPool> pool_;
+  cudaEvent_t event_;
+};
+
+/// The caps of each GPU: the least one counts, over all engines of the process.
+class Caps {
+ public:
+  static Caps& instance() {
+    static Caps caps;
+    return caps;
+  }
+  std::size_t add(c10::DeviceIndex device, std::size_t nbytes) {
+    const std::lock_guard lock(mutex_);
+    caps_[device].insert(nbytes);
+    return *caps_[device].begin();
+  }
+  std::size_t remove(c10::DeviceIndex device, std::size_t nbytes) {
+    const std::lock_guard lock(mutex_);
+    auto& caps = caps_[device];
+    if (const auto found = caps.find(nbytes); found != caps.end()) {
+      caps.erase(found);
+    }
+    return caps.empty() ? 0 : *caps.begin();
+  }
+  std::size_t least(c10::DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    return caps_[device].empty() ? 0 : *caps_[device].begin();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<c10::DeviceIndex, std::multiset<std::size_t>> caps_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(c10::DeviceIndex index)
+      : index_(index),
+        guard_(index),
+        events_(std::make_shared<EventPool>(index)),
+        ledger_(CudaLedger::of(index)),
+        compute_(index) {
+    for (cudaStream_t* stream : {&up_, &down_}) {
+      check_cuda(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "create a stream");
+    }
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, index), "ask the GPU's name");
+    name_ = properties.name;
+    total_nbytes_ = properties.totalGlobalMem;
+    guard_.reset();
+  }
+  ~CudaDevice() override {
+    for (cudaStream_t stream : {up_, down_}) {
+      cudaStreamSynchronize(stream);
+      cudaStreamDestroy(stream);
+    }
+    if (staging_ != nullptr) {
+      cudaFreeHost(staging_);
+    }
+  }
+
+  [[nodiscard]] c10::Device torch_device() const override { return {c10::DeviceType::CUDA, index_}; }
+  [[nodiscard]] std::string name() const override { return name_; }
+
+  [[nodiscard]] at::Tensor allocate(std::int64_t numel, at::ScalarType dtype, Owner owner) override {
+    const OwnerScope scope(owner);
+    return at::empty({numel}, at::TensorOptions().dtype(dtype).device(torch_device()));
+  }
+
+  void copy_to_host(void* host, const void* device, std::size_t nbytes) override {
+    copy_and_wait(host, device, nbytes);
+  }
+  void copy_to_device(void* device, const void* host, std::size_t nbytes) override {
+    copy_and_wait(device, host, nbytes);
+  }
+  void copy_on_device(void* to, const void* from, std::size_t nbytes) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    check_cuda(cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, compute_stream(index_)), "copy");
+  }
+  void fill_zero(void* device, std::size_t nbytes) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    check_cuda(cudaMemsetAsync(device, 0, nbytes, compute_stream(index_)), "fill with zeros");
+  }
+
+  void add_to_host(float* host_sum, const void* device_grad, kernels::GradType type, std::int64_t numel,
+                   bool first) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    if (staging_ == nullptr) {
+      check_cuda(cudaHostAlloc(&staging_, kStagingNbytes, cudaHostAllocPortable), "allocate staging memory");
+    }
+    const std::size_t width = type == kernels::GradType::kFp32 ? 4 : 2;
+    const auto piece_numel = static_cast<std::int64_t>(kStagingNbytes / width);
+    for (std::int64_t at = 0; at < numel; at += piece_numel) {
+      const std::int64_t count = std::min(piece_numel, numel - at);
+      copy_and_wait(staging_, static_cast<const char*>(device_grad) + nbytes_of(at, width), nbytes_of(count, width));
+      host_compute_.accumulate(host_sum + at, staging_, type, count, first);
+    }
+  }
+
+  [[nodiscard]] Compute& compute() override { return compute_; }
+  [[nodiscard]] std::unique_ptr<GradientJudge> make_judge() override { return make_cuda_judge(index_); }
+
+  [[nodiscard]] EventPtr record(Queue queue) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    return std::make_shared<CudaEvent>(events_, stream_of(queue));
+  }
+  void wait(Queue queue, const EventPtr& event) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    check_cuda(cudaStreamWaitEvent(stream_of(queue), static_cast<const CudaEvent&>(*event).get(), 0), "order streams");
+  }
+  void copy(Queue queue, void* to, const void* from, std::size_t nbytes) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    while (nbytes > 0) {
+      const std::size_t step = std::min(chunks_.reach(to, nbytes), chunks_.reach(from, nbytes));
+      check_cuda(cudaMemcpyAsync(to, from, step, cudaMemcpyDefault, stream_of(queue)), "transfer");
+      to = static_cast<char*>(to) + step;
+      from = static_cast<const char*>(from) + step;
+      nbytes -= step;
+    }
+  }
+  [[nodiscard]] std::unique_ptr<Registration> register_host(std::span<std::byte> memory, std::string& reason) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    return register_with_cuda(memory, chunks_, reason);
+  }
+  void attach_thread() override { check_cuda(cudaSetDevice(index_), "choose the GPU"); }
+
+  [[nodiscard]] DeviceMemory memory() const override {
+    DeviceMemory memory = ledger_.ledger().memory();
+    memory.cap = Caps::instance().least(index_);
+    return memory;
+  }
+  void reset_peak() override { ledger_.ledger().reset_peak(); }
+  [[nodiscard]] std::size_t take_peak() override { return ledger_.ledger().take_peak(); }
+  void add_memory_cap(std::size_t nbytes) override {
+    if (const std::size_t current = ledger_.ledger().memory().current; current > nbytes) {
+      throw ConfigError(
+          fmt::format("a device memory cap of {} is below the {} in use", format_bytes(nbytes), format_bytes(current)));
+    }
+    apply_cap(Caps::instance().add(index_, nbytes));
+  }
+  void remove_memory_cap(std::size_t nbytes) noexcept override { apply_cap(Caps::instance().remove(index_, nbytes)); }
+  [[nodiscard]] std::optional<std::size_t> free_nbytes() const override {
+    const c10::cuda::CUDAGuard guard(index_);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "ask for free memory");
+    const auto stats = allocator::getDeviceStats(index_);
+    const auto cached = stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
+    return free + static_cast<std::size_t>(std::max<std::int64_t>(cached, 0));
+  }
+  void start_timeline() override { ledger_.ledger().start_timeline(kTimelineResolution); }
+  [[nodiscard]] std::vector<MemorySample> take_timeline() override { return ledger_.ledger().take_timeline(); }
+  void reassign(const at::Tensor& tensor, Owner owner) override { ledger_.reassign(tensor.storage().data(), owner); }
+  [[nodiscard]] bool counts(const at::Tensor& tensor) const override { return tensor.is_cuda(); }
+
+ private:
+  [[nodiscard]] cudaStream_t stream_of(Queue queue) const {
+    return queue == Queue::kUp ? up_ : queue == Queue::kDown ? down_ : compute_stream(index_);
+  }
+  void copy_and_wait(void* to, const void* from, std::size_t nbytes) {
+    copy(Queue::kCompute, to, from, nbytes);
+    const c10::cuda::CUDAGuard guard(index_);
+    check_cuda(cudaStreamSynchronize(compute_stream(index_)), "copy between host and device");
+  }
+  void apply_cap(std::size_t nbytes) const {
+    const double fraction = nbytes == 0 ? 1.0 : static_cast<double>(nbytes) / static_cast<double>(total_nbytes_);
+    allocator::setMemoryFraction(std::min(fraction, 1.0), index_);
+  }
+
+  c10::DeviceIndex index_;
+  c10::cuda::OptionalCUDAGuard guard_;  ///< For construction only.
+  std::shared_ptr<EventPool> events_;
+  CudaLedger& ledger_;
+  CudaCompute compute_;
+  CpuCompute host_compute_;
+  RegisteredChunks chunks_;
+  cudaStream_t up_ = nullptr;
+  cudaStream_t down_ = nullptr;
+  void* staging_ = nullptr;
+  std::string name_;
+  std::size_t total_nbytes_ = 0;
+};
+
+}  // namespace
+}  // namespace pannier
+
+/// The one symbol that libpannier.so asks this library for.
+extern "C" pannier::Device* pannier_make_cuda_device(int index);
+extern "C" pannier::Device* pannier_make_cuda_device(int index) {
+  return std::make_unique<pannier::CudaDevice>(static_cast<c10::DeviceIndex>(index)).release();
+}
