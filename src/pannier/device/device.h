@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,6 +45,15 @@ class Registration {
   virtual ~Registration() = default;
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
+};
+
+/// Something that was asked for until destruction.
+class Subscription {
+ public:
+  Subscription() = default;
+  virtual ~Subscription() = default;
+  Subscription(const Subscription&) = delete;
+  Subscription& operator=(const Subscription&) = delete;
 };
 
 /// A device. What has no queue among its arguments is ordered after the calling thread's work before it, and the host
@@ -91,6 +101,12 @@ class Device {
   virtual void remove_memory_cap(std::size_t nbytes) noexcept = 0;
   /// What can still be had; empty: it is the host's memory.
   [[nodiscard]] virtual std::optional<std::size_t> free_nbytes() const = 0;
+  /// Until the subscription ends, `give_back` is called when an allocation fails; it says whether it freed anything.
+  /// The allocator is locked meanwhile, so it may wait for copies, but for no lock of another thread's. Null where the
+  /// device has no such moment.
+  [[nodiscard]] virtual std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) = 0;
+  /// How much of a cap a planner may count on: an allocator that serves blocks can't use all.
+  [[nodiscard]] virtual std::size_t usable(std::size_t cap) const noexcept = 0;
   virtual void start_timeline() = 0;
   [[nodiscard]] virtual std::vector<MemorySample> take_timeline() = 0;
   /// Counts the tensor's memory for `owner` from now on, whoever allocated it.

@@ -62,6 +62,10 @@ class MeteredCpu final : public Device {
   void add_memory_cap(std::size_t nbytes) override { meter_.ledger().add_cap(nbytes); }
   void remove_memory_cap(std::size_t nbytes) noexcept override { meter_.ledger().remove_cap(nbytes); }
   [[nodiscard]] std::optional<std::size_t> free_nbytes() const override { return std::nullopt; }
+  [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> /*give_back*/) override {
+    return nullptr;
+  }
+  [[nodiscard]] std::size_t usable(std::size_t cap) const noexcept override { return cap; }
   void start_timeline() override { meter_.ledger().start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.ledger().take_timeline(); }
 

@@ -19,7 +19,7 @@ TidePilot::TidePilot(Device& device, Tide& tide, const UpdateRoutes& routes, std
   (void)device_.take_peak();
 }
 
-std::size_t TidePilot::budget() const { return budget_.value_or(curve_.overall()); }
+std::size_t TidePilot::budget() const { return budget_ ? device_.usable(*budget_) : curve_.overall(); }
 
 void TidePilot::tick(std::int64_t key) {
   curve_.tick(key, device_.take_peak());

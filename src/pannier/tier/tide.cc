@@ -11,9 +11,29 @@ namespace pannier {
 
 Tide::Tide(TideParts parts) : parts_(std::move(parts)), slots_(parts_.bucket_numels.size()) {
   parts_.host.before_lease([this](int bucket) { recall(bucket); });
+  when_short_ = parts_.device.when_short([this] { return give_back(); });
 }
 
 Tide::~Tide() { parts_.host.before_lease(nullptr); }
+
+std::size_t Tide::live_nbytes() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return live_nbytes_;
+}
+
+bool Tide::give_back() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return false;
+  }
+  const std::size_t before = live_nbytes_;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].buffer.defined() && !slots_[i].leased) {
+      recall(static_cast<int>(i));
+    }
+  }
+  return live_nbytes_ < before;
+}
 
 HostBucketLayout Tide::layout(int bucket) const {
   return host_bucket_layout(parts_.shape, parts_.bucket_numels.at(static_cast<std::size_t>(bucket)));
@@ -21,9 +41,13 @@ HostBucketLayout Tide::layout(int bucket) const {
 
 std::size_t Tide::nbytes(int bucket) const { return layout(bucket).offsets[3]; }
 
-bool Tide::is_up(int bucket) const { return slots_.at(static_cast<std::size_t>(bucket)).buffer.defined(); }
+bool Tide::is_up(int bucket) const {
+  const std::lock_guard lock(mutex_);
+  return slots_.at(static_cast<std::size_t>(bucket)).buffer.defined();
+}
 
 void Tide::raise(int bucket) {
+  const std::lock_guard lock(mutex_);
   Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
   if (!slot.buffer.defined()) {
     const std::size_t size = nbytes(bucket);
@@ -42,6 +66,7 @@ void Tide::raise(int bucket) {
 }
 
 StateView Tide::acquire(int bucket) {
+  const std::lock_guard lock(mutex_);
   if (broken_) {
     std::rethrow_exception(broken_);
   }
@@ -56,13 +81,16 @@ StateView Tide::acquire(int bucket) {
   if (slot.down) {
     parts_.device.wait(Queue::kCompute, slot.down->wait_issued());  // It still reads what will be overwritten.
   }
+  slot.leased = true;
   return view_of(parts_.shape, layout(bucket), static_cast<std::byte*>(slot.buffer.data_ptr()),
                  parts_.param_bucket(bucket).data_ptr());
 }
 
 void Tide::release(int bucket) noexcept {
+  const std::lock_guard lock(mutex_);
   Slot& slot = slots_[static_cast<std::size_t>(bucket)];
   slot.raised = false;
+  slot.leased = false;
   try {
     const StateView& host = parts_.host.view(bucket);
     void* const to = host.state1 != nullptr ? static_cast<void*>(host.state1) : host.rest;
@@ -82,6 +110,7 @@ void Tide::free(Slot& slot, int bucket) {
 }
 
 void Tide::shrink_to(std::size_t nbytes, bool wait, bool also_raised) {
+  const std::lock_guard lock(mutex_);
   if (live_nbytes_ <= nbytes) {
     return;
   }
@@ -110,6 +139,7 @@ void Tide::shrink_to(std::size_t nbytes, bool wait, bool also_raised) {
 }
 
 void Tide::recall(int bucket) {
+  const std::lock_guard lock(mutex_);
   Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
   if (!slot.buffer.defined()) {
     if (slot.down) {
@@ -127,6 +157,7 @@ void Tide::recall(int bucket) {
 }
 
 void Tide::settle() {
+  const std::lock_guard lock(mutex_);
   if (broken_) {
     std::rethrow_exception(broken_);
   }

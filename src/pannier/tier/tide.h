@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "pannier/device/mover.h"
@@ -27,7 +29,8 @@ struct TideParts {
   std::function<at::Tensor(int)> param_bucket;  ///< The bucket's flat parameter on the device.
 };
 
-/// A store whose leases are on the device. One thread at a time; only it allocates and frees device memory.
+/// A store whose leases are on the device. One thread at a time, but for give_back(); only it allocates and frees
+/// device memory.
 class Tide final : public StateStore {
  public:
   explicit Tide(TideParts parts);
@@ -44,10 +47,13 @@ class Tide final : public StateStore {
   /// Bytes of device memory that a bucket takes.
   [[nodiscard]] std::size_t nbytes(int bucket) const;
   /// Bytes of device memory taken now.
-  [[nodiscard]] std::size_t live_nbytes() const noexcept { return live_nbytes_; }
+  [[nodiscard]] std::size_t live_nbytes() const noexcept;
   /// Frees buffers until at most `nbytes` are taken: first those that hold nothing new, waiting for others to come
   /// down where `wait`. Those raised for the next update are kept unless `also_raised`.
   void shrink_to(std::size_t nbytes, bool wait, bool also_raised);
+  /// The device is short of memory: frees all that no lease holds, waiting for copies. May be called from within
+  /// another call's allocation; does nothing while another thread is in a call. Says whether it freed anything.
+  bool give_back();
   /// Makes the bucket's state on the host the only one: waits for it to come down, or drops what was only read.
   void recall(int bucket);
   /// Waits until every change is down on the host. Buffers stay.
@@ -63,15 +69,18 @@ class Tide final : public StateStore {
     TransferPtr up;       ///< The last way up.
     TransferPtr down;     ///< The last way down.
     bool raised = false;  ///< Meant for the next update.
+    bool leased = false;
   };
   void free(Slot& slot, int bucket);
   [[nodiscard]] HostBucketLayout layout(int bucket) const;
 
   TideParts parts_;
+  mutable std::recursive_mutex mutex_;  ///< Guards everything below against give_back().
   std::vector<Slot> slots_;
   std::vector<int> sent_down_;  ///< Buckets in the order in which they were released; may hold some that are gone.
   std::size_t live_nbytes_ = 0;
   std::function<void(int)> make_room_;
+  std::unique_ptr<Subscription> when_short_;
   std::exception_ptr broken_;  ///< An error on the way down, which the next call rethrows.
 };
 

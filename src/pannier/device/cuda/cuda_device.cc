@@ -2,6 +2,7 @@
 // transfers.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
@@ -114,6 +115,49 @@ class Caps {
  private:
   std::mutex mutex_;
   std::map<c10::DeviceIndex, std::multiset<std::size_t>> caps_;
+};
+
+/// Who gives device memory back when torch's allocator finds none. The allocator calls with its lock held.
+class Givers {
+ public:
+  static Givers& instance() {
+    static Givers givers;
+    return givers;
+  }
+  int add(std::function<bool()> give_back) {
+    const std::lock_guard lock(mutex_);
+    givers_[++last_] = std::move(give_back);
+    return last_;
+  }
+  void remove(int key) {
+    const std::lock_guard lock(mutex_);
+    givers_.erase(key);
+  }
+  bool ask() {
+    // Whoever subscribes or leaves at this moment may wait for the allocator, so it is not waited for.
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    bool freed = false;
+    if (lock.owns_lock()) {
+      for (const auto& [key, give_back] : givers_) {
+        freed = give_back() || freed;
+      }
+    }
+    return freed;
+  }
+
+ private:
+  std::mutex mutex_;
+  int last_ = 0;
+  std::map<int, std::function<bool()>> givers_;
+};
+
+class Giver final : public Subscription {
+ public:
+  explicit Giver(std::function<bool()> give_back) : key_(Givers::instance().add(std::move(give_back))) {}
+  ~Giver() override { Givers::instance().remove(key_); }
+
+ private:
+  int key_;
 };
 
 class CudaDevice final : public Device {
@@ -232,6 +276,11 @@ class CudaDevice final : public Device {
     const auto cached = stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
     return free + static_cast<std::size_t>(std::max<std::int64_t>(cached, 0));
   }
+  [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) override {
+    return std::make_unique<Giver>(std::move(give_back));
+  }
+  // The caching allocator rounds, splits and keeps blocks; experience says a twentieth.
+  [[nodiscard]] std::size_t usable(std::size_t cap) const noexcept override { return cap - cap / 20; }
   void start_timeline() override { ledger_.ledger().start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return ledger_.ledger().take_timeline(); }
   void reassign(const at::Tensor& tensor, Owner owner) override { ledger_.reassign(tensor.storage().data(), owner); }
@@ -265,8 +314,31 @@ class CudaDevice final : public Device {
   std::size_t total_nbytes_ = 0;
 };
 
+/// torch asks before it takes new memory from the driver, whether or not there is plenty; so ours is given back only
+/// where the largest block that was ever asked for would not fit.
+class AskGivers final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    const c10::DeviceIndex device = c10::cuda::current_device();
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
+      return false;
+    }
+    if (const std::size_t cap = Caps::instance().least(device); cap != 0) {
+      const auto reserved = static_cast<std::size_t>(allocator::getDeviceStats(device).reserved_bytes[0].current);
+      free = std::min(free, cap - std::min(cap, reserved));
+    }
+    return free < CudaLedger::of(device).largest_nbytes() && Givers::instance().ask();
+  }
+};
+
 }  // namespace
 }  // namespace pannier
+
+namespace c10 {
+REGISTER_FREE_MEMORY_CALLBACK("pannier", ::pannier::AskGivers)
+}
 
 /// The one symbol that libpannier.so asks this library for.
 extern "C" pannier::Device* pannier_make_cuda_device(int index);

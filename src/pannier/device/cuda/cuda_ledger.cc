@@ -2,6 +2,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -45,6 +46,7 @@ CudaLedger::CudaLedger(c10::DeviceIndex device) : device_(device) {
 void CudaLedger::allocated(std::size_t address, std::size_t nbytes) {
   const Owner owner = current_owner();
   const std::lock_guard lock(blocks_mutex_);
+  largest_nbytes_ = std::max(largest_nbytes_.load(), nbytes);
   blocks_[address] = {nbytes, owner};
   ledger_.add(owner, nbytes);
 }

@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <unordered_map>
@@ -19,6 +20,8 @@ class CudaLedger {
   static CudaLedger& of(c10::DeviceIndex device);
 
   [[nodiscard]] MemoryLedger& ledger() noexcept { return ledger_; }
+  /// The largest block that anybody has asked for.
+  [[nodiscard]] std::size_t largest_nbytes() const noexcept { return largest_nbytes_; }
   /// Counts the block at `address` for another owner. A block that began before the listening is left alone.
   void reassign(const void* address, Owner owner);
 
@@ -35,6 +38,7 @@ class CudaLedger {
   MemoryLedger ledger_{"CUDA"};
   std::mutex blocks_mutex_;  ///< Guards blocks_. Taken under the allocator's lock; calls nothing that takes that.
   std::unordered_map<std::size_t, Block> blocks_;
+  std::atomic<std::size_t> largest_nbytes_ = 0;
 };
 
 }  // namespace pannier
