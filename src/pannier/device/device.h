@@ -18,6 +18,7 @@
 #include "pannier/device/compute.h"
 #include "pannier/device/gradient_judge.h"
 #include "pannier/device/memory_meter.h"
+#include "pannier/hardware/rates.h"
 
 namespace pannier {
 
@@ -82,6 +83,12 @@ class Device {
 
   /// Marks the present end of a queue.
   [[nodiscard]] virtual EventPtr record(Queue queue) = 0;
+  /// The same in the caller's stream, with the time at which it is reached; and the seconds between two such that are
+  /// done.
+  [[nodiscard]] virtual EventPtr record_time() = 0;
+  [[nodiscard]] virtual double seconds_between(const EventPtr& begin, const EventPtr& end) const = 0;
+  /// Measures copies to, from and on the device.
+  [[nodiscard]] virtual LinkRates measure_links(double most_seconds) = 0;
   /// What is put into the queue from now on starts after the event. On a device without queues the host waits.
   virtual void wait(Queue queue, const EventPtr& event) = 0;
   /// Copies between host and device in a queue's order. The host goes on where the memory is registered.

@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "pannier/device/device.h"
@@ -16,6 +17,7 @@ constexpr std::size_t kTimelineResolution = std::size_t{1} << 20;
 // Work has finished when its call returns, so every point in a queue is behind.
 class PastEvent final : public Event {
  public:
+  const std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
   [[nodiscard]] bool is_done() const override { return true; }
   void wait() const override {}
 };
@@ -49,6 +51,13 @@ class MeteredCpu final : public Device {
   [[nodiscard]] Compute& compute() override { return compute_; }
   [[nodiscard]] std::unique_ptr<GradientJudge> make_judge() override { return make_cpu_judge(); }
   [[nodiscard]] EventPtr record(Queue /*queue*/) override { return std::make_shared<PastEvent>(); }
+  [[nodiscard]] EventPtr record_time() override { return std::make_shared<PastEvent>(); }
+  [[nodiscard]] double seconds_between(const EventPtr& begin, const EventPtr& end) const override {
+    return std::chrono::duration<double>(static_cast<const PastEvent&>(*end).time -
+                                         static_cast<const PastEvent&>(*begin).time)
+        .count();
+  }
+  [[nodiscard]] LinkRates measure_links(double /*most_seconds*/) override { return {}; }
   void wait(Queue /*queue*/, const EventPtr& event) override { event->wait(); }
   void copy(Queue /*queue*/, void* to, const void* from, std::size_t nbytes) override { std::memcpy(to, from, nbytes); }
   [[nodiscard]] std::unique_ptr<Registration> register_host(std::span<std::byte> /*memory*/,

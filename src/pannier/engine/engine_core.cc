@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <tuple>
 
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
+#include "pannier/device/dtype.h"
 #include "pannier/engine/unmanaged_tensors.h"
 
 namespace pannier {
@@ -99,6 +101,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
     if (parts_->pilot) {
       parts_->reducer->on_closed([pilot = parts_->pilot.get()](int bucket) { pilot->tick_backward(bucket); });
+      plan_routes(options);
     }
   }
   if (config_.pannier.device_memory_nbytes) {
@@ -108,6 +111,22 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   if (config_.pannier.memory_timeline) {
     device_->start_timeline();
   }
+}
+
+// On the CPU the device's memory and the host's are one, so there is nothing to gain by a stream.
+void EngineCore::plan_routes(const PartsOptions& options) {
+  if (config_.pannier.streamed_share || device_->torch_device().is_cpu()) {
+    return;
+  }
+  SplitInput input =
+      split_input(state_shape_of(state_format_of(options.dtype),
+                                 static_cast<int>(kernels::state_names(options.algorithm, options.momentum).size())),
+                  parts_->layout->numel(), options.accumulates && !options.sum_in_own_type);
+  input.overlap_step = config_.pannier.overlap_step;
+  input.micro_batches = batch_.accumulation;
+  route_planner_ = std::make_unique<RoutePlanner>(
+      RoutePlannerParts{*device_, *parts_->layout, *parts_->routes, *parts_->pipeline, *parts_->pilot, input},
+      machine_rates(*device_));
 }
 
 EngineCore::~EngineCore() {
@@ -262,12 +281,18 @@ void EngineCore::open_backward() {
   if (parts_->pilot) {
     parts_->pilot->begin_backward(is_boundary());
   }
+  if (route_planner_) {
+    route_planner_->mark_backward();
+  }
 }
 
 void EngineCore::tick_forward(int unit) {
   require_open();
   if (parts_ && parts_->pilot) {
     parts_->pilot->tick_forward(unit);
+  }
+  if (route_planner_ && unit == 0) {
+    route_planner_->mark_forward();
   }
 }
 
@@ -363,6 +388,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   if (parts_->pilot) {
     parts_->pilot->tick_update();
   }
+  if (route_planner_) {
+    route_planner_->mark_update();
+  }
   const Verdict verdict = update(groups);
   const bool skip = verdict.decision.skip != 0;
   reducer.drop_window(true);
@@ -414,7 +442,7 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
   const Verdict verdict = parts_->judge->verdict();
   grad_norm_ = verdict.decision.norm;
   if (verdict.decision.skip == 0) {
-    parts_->pipeline->update_on_host(coefficients, verdict.decision.grad_factor);
+    update_on_host(coefficients, verdict.decision.grad_factor);
     parts_->pipeline->publish_versions(coefficients);
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       steps_[i] += coefficients[i] ? 1 : 0;
@@ -423,7 +451,19 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
   if (parts_->pilot) {
     parts_->pilot->end_step();
   }
+  if (route_planner_) {
+    route_planner_->end_step();
+  }
   return verdict;
+}
+
+void EngineCore::update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::int64_t numel = parts_->pipeline->update_on_host(coefficients, grad_factor);
+  if (route_planner_ && numel > 0) {
+    route_planner_->saw_host_update(numel,
+                                    std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
 }
 
 void EngineCore::drop_gradients() {
@@ -446,6 +486,7 @@ void EngineCore::close() noexcept {
     return;
   }
   closed_ = true;
+  route_planner_.reset();
   parts_.reset();
   if (cap_) {
     device_->remove_memory_cap(*cap_);

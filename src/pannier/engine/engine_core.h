@@ -14,6 +14,7 @@
 
 #include "pannier/device/device.h"
 #include "pannier/engine/config.h"
+#include "pannier/engine/route_planner.h"
 #include "pannier/mem/host_memory.h"
 #include "pannier/zero/build_parts.h"
 
@@ -107,6 +108,8 @@ class EngineCore {
   void drop_gradients();
 
   [[nodiscard]] const MemoryPlan& plan() const noexcept { return plan_; }
+  /// Who chooses the routes; null: nobody.
+  [[nodiscard]] const RoutePlanner* route_planner() const noexcept { return route_planner_.get(); }
   [[nodiscard]] Home optimizer_home() const noexcept { return config_.zero.optimizer_home; }
   [[nodiscard]] Device& device() noexcept { return *device_; }
   [[nodiscard]] const HostMemory& host_memory() const noexcept { return *host_memory_; }
@@ -133,6 +136,8 @@ class EngineCore {
   void open_backward();
   void skip_step(const Verdict& verdict);
   void require_all_used();
+  void plan_routes(const PartsOptions& options);
+  void update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor);
   [[nodiscard]] Verdict update(const std::vector<kernels::Hyperparameters>& groups);
 
   Config config_;
@@ -144,8 +149,9 @@ class EngineCore {
   std::vector<int> group_of_;    ///< By index in the parts.
   std::size_t num_groups_ = 0;
   kernels::Algorithm algorithm_ = kernels::Algorithm::kAdamW;
-  std::unique_ptr<Parts> parts_;     ///< Null without an optimizer.
-  std::vector<std::int64_t> steps_;  ///< Updates of each parameter in the parts.
+  std::unique_ptr<Parts> parts_;                 ///< Null without an optimizer.
+  std::unique_ptr<RoutePlanner> route_planner_;  ///< Null where the user, or the device, leaves nothing to choose.
+  std::vector<std::int64_t> steps_;              ///< Updates of each parameter in the parts.
   LossScaler scaler_;
   Counters counters_;
   std::int64_t micro_in_window_ = 0;

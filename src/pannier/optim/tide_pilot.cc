@@ -21,6 +21,9 @@ TidePilot::TidePilot(Device& device, Tide& tide, const UpdateRoutes& routes, std
 
 std::size_t TidePilot::budget() const { return budget_ ? device_.usable(*budget_) : curve_.overall(); }
 
+std::size_t TidePilot::slack_nbytes() const { return curve_.is_known() ? less(budget(), curve_.overall()) : 0; }
+std::size_t TidePilot::room_nbytes() const { return curve_.is_known() ? less(budget(), curve_.at_end()) : 0; }
+
 void TidePilot::tick(std::int64_t key) {
   curve_.tick(key, device_.take_peak());
   tide_.shrink_to(less(budget(), curve_.until_next_tick()), /*wait=*/true, /*also_raised=*/true);

@@ -33,6 +33,9 @@ class TidePilot {
   void tick_update();
   void end_step();
 
+  /// Free below the budget at the model's peak, and at the update; 0 before a step was seen.
+  [[nodiscard]] std::size_t slack_nbytes() const;
+  [[nodiscard]] std::size_t room_nbytes() const;
   /// The most device memory that a step takes without streamed states, as far as known.
   [[nodiscard]] std::size_t model_peak() const { return curve_.overall(); }
 

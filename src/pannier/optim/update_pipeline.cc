@@ -108,8 +108,8 @@ kernels::UpdateTask UpdatePipeline::task_of(const Segment& segment, const StateV
            .numel = segment.numel}};
 }
 
-void UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
-                                   const kernels::UpdateControl& control) {
+std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
+                                           const kernels::UpdateControl& control) {
   std::vector<const Segment*> updated;
   const Bucket& elements = parts_.layout.buckets()[static_cast<std::size_t>(bucket)];
   for (const Segment& segment : elements.segments) {
@@ -118,7 +118,7 @@ void UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
     }
   }
   if (updated.empty()) {
-    return;
+    return 0;
   }
   const Way& way = parts_.routes.update_way(bucket);
   const Lease lease = way.states->lease(bucket);
@@ -128,9 +128,12 @@ void UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
   }
   way.path->compute().update(parts_.algorithm, parts_.format, tasks, control);
   way.path->publish(bucket, lease.view(), 0, elements.numel);
+  std::int64_t numel = 0;
   for (const Segment* segment : updated) {
     parts_.gradients.drop(segment->parameter);
+    numel += segment->numel;
   }
+  return numel;
 }
 
 // Buckets are in backward order; the next forward needs the last one first.
@@ -142,13 +145,15 @@ void UpdatePipeline::update_on_device(const Coefficients& coefficients, const ke
   }
 }
 
-void UpdatePipeline::update_on_host(const Coefficients& coefficients, float grad_factor) {
+std::int64_t UpdatePipeline::update_on_host(const Coefficients& coefficients, float grad_factor) {
+  std::int64_t numel = 0;
   const std::uint32_t skip = 0;
   for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) == UpdateRoute::kHost) {
-      update_bucket(b, coefficients, {&grad_factor, &skip});
+      numel += update_bucket(b, coefficients, {&grad_factor, &skip});
     }
   }
+  return numel;
 }
 
 void UpdatePipeline::publish_versions(const Coefficients& coefficients) {

@@ -46,8 +46,8 @@ class UpdatePipeline {
   /// Updates what is updated on the device, without waiting for what the device has yet to decide: factor and skip are
   /// read from `control`, which points to device memory.
   void update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control);
-  /// Updates what is updated on the host with a gradient factor that is known.
-  void update_on_host(const Coefficients& coefficients, float grad_factor);
+  /// Updates what is updated on the host with a gradient factor that is known. Returns how many elements that were.
+  std::int64_t update_on_host(const Coefficients& coefficients, float grad_factor);
   /// After an update: the caller's later work sees the new parameters, and their versions are bumped.
   void publish_versions(const Coefficients& coefficients);
   /// Changes how a bucket is updated, between steps.
@@ -71,7 +71,7 @@ class UpdatePipeline {
   [[nodiscard]] Lease lease_of(int parameter) {
     return rest_way(parameter).states->lease(parts_.layout.bucket_of(parameter));
   }
-  void update_bucket(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
+  std::int64_t update_bucket(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
   [[nodiscard]] kernels::UpdateTask task_of(const Segment& segment, const StateView& view,
                                             const kernels::UpdateCoefficients& constants);
   void set_master(const Segment& segment, const StateView& view, const float* values);

@@ -24,6 +24,8 @@ class MemoryCurve {
   [[nodiscard]] std::size_t until_end() const;
   /// The most of a whole step: of the last one, or of this one so far where that is more.
   [[nodiscard]] std::size_t overall() const;
+  /// What the last interval of the last step took, which is that of the update.
+  [[nodiscard]] std::size_t at_end() const noexcept { return known_.empty() ? 0 : known_.back().peak_nbytes; }
   /// Whether a step has been seen.
   [[nodiscard]] bool is_known() const noexcept { return !known_.empty(); }
 

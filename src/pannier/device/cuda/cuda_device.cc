@@ -19,6 +19,7 @@
 #include "pannier/device/cuda/cuda_ledger.h"
 #include "pannier/device/cuda/cuda_support.h"
 #include "pannier/device/cuda/host_registration.h"
+#include "pannier/device/cuda/link_probe.h"
 #include "pannier/device/device.h"
 
 namespace pannier {
@@ -32,7 +33,7 @@ constexpr std::size_t kStagingNbytes = std::size_t{16} << 20;
 /// Events to be used again: creating one costs more than recording it. Thread-safe; outlives every event of it.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  explicit EventPool(c10::DeviceIndex device) : device_(device) {}
+  explicit EventPool(unsigned flags) : flags_(flags) {}
   ~EventPool() {
     for (cudaEvent_t event : free_) {
       cudaEventDestroy(event);
@@ -51,7 +52,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
       }
     }
     cudaEvent_t event = nullptr;
-    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "create an event");
+    check_cuda(cudaEventCreateWithFlags(&event, flags_), "create an event");
     return event;
   }
   void give_back(cudaEvent_t event) noexcept {
@@ -60,7 +61,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   }
 
  private:
-  c10::DeviceIndex device_;
+  unsigned flags_;
   std::mutex mutex_;
   std::vector<cudaEvent_t> free_;
 };
@@ -165,7 +166,8 @@ class CudaDevice final : public Device {
   explicit CudaDevice(c10::DeviceIndex index)
       : index_(index),
         guard_(index),
-        events_(std::make_shared<EventPool>(index)),
+        events_(std::make_shared<EventPool>(cudaEventDisableTiming | cudaEventBlockingSync)),
+        times_(std::make_shared<EventPool>(cudaEventBlockingSync)),
         ledger_(CudaLedger::of(index)),
         compute_(index) {
     for (cudaStream_t* stream : {&up_, &down_}) {
@@ -231,6 +233,21 @@ class CudaDevice final : public Device {
   [[nodiscard]] EventPtr record(Queue queue) override {
     const c10::cuda::CUDAGuard guard(index_);
     return std::make_shared<CudaEvent>(events_, stream_of(queue));
+  }
+  [[nodiscard]] EventPtr record_time() override {
+    const c10::cuda::CUDAGuard guard(index_);
+    return std::make_shared<CudaEvent>(times_, compute_stream(index_));
+  }
+  [[nodiscard]] double seconds_between(const EventPtr& begin, const EventPtr& end) const override {
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(*begin).get(),
+                                    static_cast<const CudaEvent&>(*end).get()),
+               "measure a time");
+    return static_cast<double>(milliseconds) / 1e3;
+  }
+  [[nodiscard]] LinkRates measure_links(double most_seconds) override {
+    const c10::cuda::CUDAGuard guard(index_);
+    return measure_cuda_links(up_, down_, most_seconds);
   }
   void wait(Queue queue, const EventPtr& event) override {
     const c10::cuda::CUDAGuard guard(index_);
@@ -303,6 +320,7 @@ class CudaDevice final : public Device {
   c10::DeviceIndex index_;
   c10::cuda::OptionalCUDAGuard guard_;  ///< For construction only.
   std::shared_ptr<EventPool> events_;
+  std::shared_ptr<EventPool> times_;
   CudaLedger& ledger_;
   CudaCompute compute_;
   CpuCompute host_compute_;

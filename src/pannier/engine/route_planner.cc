@@ -1,0 +1,104 @@
+#include "pannier/engine/route_planner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "pannier/base/log.h"
+#include "pannier/base/units.h"
+#include "pannier/device/compute.h"
+#include "pannier/optim/update_rate.h"
+
+namespace pannier {
+namespace {
+
+// A new split must promise this much of a step to be worth the change.
+constexpr double kLeastGain = 0.01;
+// New times weigh this much; the first steps, in which much is set up, are forgotten soon.
+constexpr double kNewWeight = 0.5;
+
+void blend(std::optional<double>& value, double seen) { value = value ? *value + kNewWeight * (seen - *value) : seen; }
+
+double streamed_numel(const BucketLayout& layout, const UpdateRoutes& routes) {
+  double numel = 0;
+  for (int b = 0; b < layout.num_buckets(); ++b) {
+    if (routes.route(b) == UpdateRoute::kStreamed) {
+      numel += static_cast<double>(layout.buckets()[static_cast<std::size_t>(b)].numel);
+    }
+  }
+  return numel;
+}
+
+}  // namespace
+
+RoutePlanner::RoutePlanner(RoutePlannerParts parts, MeasuredRates rates)
+    : parts_(std::move(parts)), origin_(rates.origin) {
+  parts_.input.rates = rates.rates;
+}
+
+void RoutePlanner::saw_host_update(std::int64_t numel, double seconds) {
+  ObservedRates observed;
+  observed.host_update = {static_cast<double>(numel) * parts_.input.update_nbytes / kRatedUpdateNbytes, seconds};
+  parts_.input.rates = correct(parts_.input.rates, observed);
+}
+
+void RoutePlanner::observe() {
+  if (forward_ && backward_ && update_) {
+    blend(parts_.input.observation.forward_s, parts_.device.seconds_between(forward_, backward_));
+    blend(parts_.input.observation.backward_s, parts_.device.seconds_between(backward_, update_));
+  }
+  forward_ = backward_ = update_ = nullptr;
+}
+
+void RoutePlanner::end_step() {
+  observe();
+  if (++num_steps_ >= next_solve_ && parts_.input.observation.forward_s) {
+    next_solve_ = num_steps_ < 8 ? num_steps_ + 2 : 2 * num_steps_;
+    solve();
+  }
+}
+
+void RoutePlanner::solve() {
+  const double streamed = streamed_numel(parts_.layout, parts_.routes);
+  const double total = std::max(1.0, static_cast<double>(parts_.layout.numel()));
+  parts_.input.slack_nbytes = parts_.pilot.slack_nbytes();
+  // The gradients of streamed parameters are on the device too; the model of time counts them itself.
+  parts_.input.room_nbytes =
+      parts_.pilot.room_nbytes() + static_cast<std::size_t>(streamed * parts_.input.gradient_nbytes);
+  const SplitPlan best = solve_split(parts_.input);
+  const SplitPlan present = evaluate_split(parts_.input, streamed / total);
+  if (num_steps_ > 2 && present.predicted_step_s - best.predicted_step_s < kLeastGain * best.predicted_step_s) {
+    split_ = present;
+    return;
+  }
+  split_ = best;
+  std::vector<std::int64_t> numels;
+  for (const Bucket& bucket : parts_.layout.buckets()) {
+    numels.push_back(bucket.numel);
+  }
+  const auto routes =
+      assign_routes(numels, {.device = 0.0, .host = best.host_share, .most_streamed_numel = best.most_streamed_numel});
+  for (int b = 0; b < parts_.layout.num_buckets(); ++b) {
+    parts_.pipeline.set_route(b, routes[static_cast<std::size_t>(b)]);
+  }
+  log::info(fmt::format(
+      "update split after {} steps: {:.0f} % streamed, {:.0f} % on the host; {:.3f} s a step expected, of which {:.3f} "
+      "s "
+      "hidden by nothing; {} binds (forward {:.3f} s, backward {:.3f} s, {} free at the peak, {} at the update)",
+      num_steps_, 100 * best.streamed_share, 100 * best.host_share, best.predicted_step_s, best.exposed_s, best.binds,
+      *parts_.input.observation.forward_s, parts_.input.observation.backward_s.value_or(0.0),
+      format_bytes(parts_.input.slack_nbytes), format_bytes(*parts_.input.room_nbytes)));
+}
+
+MeasuredRates machine_rates(Device& device) {
+  RateProbes probes;
+  probes.parallel_for = torch_parallel_for();
+  probes.host_update = [](double most_seconds) {
+    return measure_update_rate(torch_parallel_for(), {.most_seconds = most_seconds});
+  };
+  probes.links = [&device](double most_seconds) { return device.measure_links(most_seconds); };
+  return cached_rates(rates_cache_folder(), identify_machine({device.name()}), probes);
+}
+
+}  // namespace pannier

@@ -1,0 +1,64 @@
+// Solves the split between streamed and host updates while training goes on: the machine's rates from the probe, the
+// times of forward and backward as the device saw them, and the room that the pilot found, give the share with the
+// shortest step; buckets then change their route between two steps. No route changes a bit of the weights.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pannier/device/device.h"
+#include "pannier/optim/tide_pilot.h"
+#include "pannier/optim/update_pipeline.h"
+#include "pannier/plan/rate_correction.h"
+#include "pannier/plan/time_model.h"
+
+namespace pannier {
+
+/// What a route planner works with. Everything must outlive it.
+struct RoutePlannerParts {
+  Device& device;
+  const BucketLayout& layout;
+  UpdateRoutes& routes;
+  UpdatePipeline& pipeline;
+  TidePilot& pilot;
+  SplitInput input;  ///< All but observation, rates, slack and room.
+};
+
+/// Times the steps and sets the routes. One thread.
+class RoutePlanner {
+ public:
+  RoutePlanner(RoutePlannerParts parts, MeasuredRates rates);
+
+  /// Moments of a micro-batch, in the order of the caller's stream.
+  void mark_forward() { forward_ = parts_.device.record_time(); }
+  void mark_backward() { backward_ = parts_.device.record_time(); }
+  void mark_update() { update_ = parts_.device.record_time(); }
+  /// The host updated `numel` parameters in `seconds`.
+  void saw_host_update(std::int64_t numel, double seconds);
+  /// A step has ended, and the device is past its gradients. After a few steps, and then ever more rarely, solves the
+  /// split anew.
+  void end_step();
+
+  [[nodiscard]] const SplitPlan& split() const noexcept { return split_; }
+  [[nodiscard]] const StepObservation& observation() const noexcept { return parts_.input.observation; }
+  [[nodiscard]] const LinkAndHostRates& rates() const noexcept { return parts_.input.rates; }
+  [[nodiscard]] RateOrigin origin() const noexcept { return origin_; }
+
+ private:
+  void observe();
+  void solve();
+
+  RoutePlannerParts parts_;
+  RateOrigin origin_;
+  SplitPlan split_;
+  EventPtr forward_, backward_, update_;
+  std::int64_t num_steps_ = 0;
+  std::int64_t next_solve_ = 2;
+};
+
+/// This machine's rates with this device, measured or from the cache.
+[[nodiscard]] MeasuredRates machine_rates(Device& device);
+
+}  // namespace pannier
