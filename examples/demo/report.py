@@ -5,7 +5,7 @@ import pathlib
 MIB = 2**20
 GIB = 2**30
 OWNERS = {
-    "device": ["parameters", "gradients", "optimizer states", "activations"],
+    "device": ["parameters", "gradients", "optimizer states", "streamed states", "activations"],
     "host": ["optimizer states", "gradients"],
 }
 NOTE = "* before activations, which are the model's own and known only after the first step"

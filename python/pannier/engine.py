@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from pannier import backward_checks, core, groups, inputs, lr_schedules, managed
+from pannier import backward_checks, core, groups, inputs, lr_schedules, managed, units
 from pannier.batches import Batches
 from pannier.config import Config
 from pannier.errors import UsageError
@@ -29,10 +30,13 @@ _log = logging.getLogger("pannier")
 _APPLIED = 1
 
 
-def close_core(handle: Any, process_id: int, params: Sequence[weakref.ref[torch.Tensor]]) -> None:
+def close_core(
+    handle: Any, process_id: int, params: Sequence[weakref.ref[torch.Tensor]], hooks: Sequence[RemovableHandle]
+) -> None:
     """Ends a core engine, in the process that made it; a forked child leaves it alone."""
     if os.getpid() != process_id:
         return
+    units.unwatch(hooks)
     managed.release(param for ref in params if (param := ref()) is not None)
     core.call(handle.close)
 
@@ -75,14 +79,15 @@ class Engine(Batches, torch.nn.Module):
         self._input_hook = inputs.prepare(module, self)
         managed.register(self, self._params)
         refs: list[weakref.ref[torch.Tensor]] = [weakref.ref(param) for param in self._params]
-        self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs)
+        hooks = units.watch(module, self) if core.call(handle.wants_ticks) else []
+        self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs, hooks)
 
     # --- the verbs of a training loop ---
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         if not torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
-            self.core  # noqa: B018  (raises where the engine is closed)
+            core.call(self.core.tick_forward, 0)
         self._look_at_batch(inputs, kwargs)
         return self.module(*inputs, **kwargs)
 
@@ -315,6 +320,11 @@ class Engine(Batches, torch.nn.Module):
             self._input_hook.remove()
             self._input_hook = None
         self._finalizer()
+
+    def tick_forward(self, unit: int) -> None:
+        """Tells the core that a unit is about to run. Nothing after `destroy()`, and in a forked child."""
+        if self._finalizer.alive and os.getpid() == self._process_id:
+            core.call(self._core.tick_forward, unit)
 
     def said_once(self, what: str) -> bool:
         """Whether this engine said `what` before; from now on it did."""

@@ -76,6 +76,11 @@ void define_engine(torch::Library& library) {
       .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>,
                        std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>,
                        std::vector<at::Tensor>>())
+      .def("tick_forward",
+           [](const Self& self, std::int64_t unit) {
+             translated([&] { self->core.tick_forward(static_cast<int>(unit)); });
+           })
+      .def("wants_ticks", [](const Self& self) { return self->core.wants_ticks(); })
       .def("begin_backward",
            [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {
              return translated([&] {

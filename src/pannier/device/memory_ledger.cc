@@ -44,11 +44,11 @@ void MemoryLedger::add(Owner owner, std::size_t nbytes) {
     TORCH_CHECK_WITH(
         OutOfMemoryError, false,
         fmt::format("{} out of memory. Tried to allocate {} for {}: {} of {} in use ({} parameters, {} gradients, {} "
-                    "optimizer states, {} activations).",
+                    "optimizer states, {} activations, {} streamed states).",
                     device_, format_bytes(nbytes), to_string(owner), format_bytes(memory_.current),
                     format_bytes(memory_.cap), format_bytes(memory_.current_by_owner[0]),
                     format_bytes(memory_.current_by_owner[1]), format_bytes(memory_.current_by_owner[2]),
-                    format_bytes(memory_.current_by_owner[3])));
+                    format_bytes(memory_.current_by_owner[3]), format_bytes(memory_.current_by_owner[4])));
   }
   memory_.current += nbytes;
   memory_.peak = std::max(memory_.peak, memory_.current);

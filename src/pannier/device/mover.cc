@@ -127,6 +127,10 @@ void Mover::work() {
 
 void Mover::issue(const Job& job) {
   if (job.after_transfer) {
+    // That transfer may be another mover's, which in turn waits for one that is in flight here.
+    while (!in_flight_.empty() && !job.after_transfer->is_done()) {
+      retire_oldest();
+    }
     job.after_transfer->wait_done();
   }
   for (const EventPtr& event : job.after) {

@@ -34,6 +34,12 @@ class Engine {
   /// See initialize().
   Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups);
 
+  /// Says that the module's forward is about to run a part of it, such as a transformer's block: `index` counts them
+  /// from 1 in the order in which they run; 0 is the forward itself. Without it optimizer states that travel to the
+  /// device are back on the host before forward begins; with it they may stay until their memory is needed. Results do
+  /// not depend on it.
+  void begin_unit(int index) { core_.tick_forward(index); }
+
   /// Runs backward from a loss of one element; gradients go to the engine. Returns the loss divided by the accumulation
   /// steps. Throws ConfigError, and what the graph throws; the accumulation window is then dropped.
   at::Tensor backward(const at::Tensor& loss, bool retain_graph = false);

@@ -289,6 +289,7 @@ void EngineCore::open_backward() {
 void EngineCore::tick_forward(int unit) {
   require_open();
   if (parts_ && parts_->pilot) {
+    parts_->gradients->free_sent(/*wait=*/false);
     parts_->pilot->tick_forward(unit);
   }
   if (route_planner_ && unit == 0) {

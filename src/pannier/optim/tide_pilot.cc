@@ -1,5 +1,7 @@
 #include "pannier/optim/tide_pilot.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 
 namespace pannier {
@@ -43,7 +45,21 @@ void TidePilot::tick_update() {
   may_raise_ = false;
 }
 
-void TidePilot::end_step() { curve_.end_step(device_.take_peak()); }
+void TidePilot::end_step() {
+  curve_.end_step(device_.take_peak());
+  // A model whose forward does not tick has its peak before the first tick.
+  tide_.shrink_to(less(budget(), curve_.until_first_tick()), /*wait=*/true, /*also_raised=*/true);
+}
+
+// What goes up early saves time only, so that memory which others took first is no error.
+bool TidePilot::try_raise(int bucket) {
+  try {
+    tide_.raise(bucket);
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    return false;
+  }
+}
 
 // In the order in which they will be updated. What is up already stays.
 void TidePilot::raise_while_room() {
@@ -53,10 +69,9 @@ void TidePilot::raise_while_room() {
       if (routes_.route(b) != UpdateRoute::kStreamed || tide_.is_up(b) != is_up) {
         continue;
       }
-      if (!is_up && tide_.live_nbytes() + tide_.nbytes(b) > room) {
+      if ((!is_up && tide_.live_nbytes() + tide_.nbytes(b) > room) || !try_raise(b)) {
         return;
       }
-      tide_.raise(b);
     }
   }
 }
@@ -66,16 +81,15 @@ void TidePilot::raise_while_room() {
 void TidePilot::make_room(int bucket) {
   const std::size_t others = less(device_.memory().current, tide_.live_nbytes());
   const std::size_t room = less(budget(), others);
-  tide_.shrink_to(less(room, tide_.nbytes(bucket)), /*wait=*/true, /*also_raised=*/false);
+  tide_.shrink_to(less(room, tide_.nbytes(bucket)), /*wait=*/true, /*also_raised=*/true);
   tide_.raise(bucket);
   for (int b = bucket - 1; b >= 0; --b) {
     if (routes_.route(b) != UpdateRoute::kStreamed || tide_.is_up(b)) {
       continue;
     }
-    if (tide_.live_nbytes() + tide_.nbytes(b) > room) {
+    if (tide_.live_nbytes() + tide_.nbytes(b) > room || !try_raise(b)) {
       return;
     }
-    tide_.raise(b);
   }
 }
 

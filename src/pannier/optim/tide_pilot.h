@@ -43,6 +43,7 @@ class TidePilot {
   [[nodiscard]] std::size_t budget() const;
   void tick(std::int64_t key);
   void raise_while_room();
+  [[nodiscard]] bool try_raise(int bucket);
   void make_room(int bucket);
 
   Device& device_;

@@ -38,6 +38,7 @@ void MemoryCurve::end_step(std::size_t peak_nbytes) {
     rest = std::max(rest, known_[i].peak_nbytes);
     known_rest_[i] = rest;
   }
+  known_before_first_ = before_first_;
   known_overall_ = std::max(rest, before_first_);
   seen_overall_ = 0;
   before_first_ = 0;

@@ -26,6 +26,8 @@ class MemoryCurve {
   [[nodiscard]] std::size_t overall() const;
   /// What the last interval of the last step took, which is that of the update.
   [[nodiscard]] std::size_t at_end() const noexcept { return known_.empty() ? 0 : known_.back().peak_nbytes; }
+  /// The most that is expected between the end of a step and the first tick of the next.
+  [[nodiscard]] std::size_t until_first_tick() const noexcept { return known_before_first_; }
   /// Whether a step has been seen.
   [[nodiscard]] bool is_known() const noexcept { return !known_.empty(); }
 
@@ -41,6 +43,7 @@ class MemoryCurve {
   std::vector<std::size_t> known_rest_;  ///< The most from each interval to the end of the last step.
   std::vector<Interval> seen_;           ///< This step so far; the last interval is open.
   std::size_t before_first_ = 0;         ///< The most before the first tick of this step.
+  std::size_t known_before_first_ = 0;
   std::size_t known_overall_ = 0;
   std::size_t seen_overall_ = 0;
   bool like_last_ = true;  ///< The keys so far are those of the last step.

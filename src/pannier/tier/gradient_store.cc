@@ -64,7 +64,7 @@ class DeviceGradients final : public GradientStore {
   }
 
   void drop(int parameter) override { held_.at(static_cast<std::size_t>(parameter)) = at::Tensor(); }
-  void free_sent() override {}
+  void free_sent(bool /*wait*/) override {}
 
  private:
   void accumulate(const at::Tensor& sum, const at::Tensor& gradient, bool first) {
@@ -91,7 +91,7 @@ class RoutedGradients final : public GradientStore {
   void write(int parameter, const at::Tensor& flat) override { at(parameter).write(parameter, flat); }
   [[nodiscard]] at::Tensor read(int parameter) override { return at(parameter).read(parameter); }
   void drop(int parameter) override { at(parameter).drop(parameter); }
-  void free_sent() override { host_.free_sent(); }
+  void free_sent(bool wait) override { host_.free_sent(wait); }
 
  private:
   [[nodiscard]] GradientStore& at(int parameter) const {
@@ -196,8 +196,11 @@ void HostGradients::arrive(int bucket) {
   }
 }
 
-void HostGradients::free_sent() {
+void HostGradients::free_sent(bool wait) {
   for (Way& way : ways_) {
+    if (way.transfer && wait) {
+      way.transfer->wait_done();
+    }
     if (way.transfer && way.transfer->is_done()) {
       way = {};
     }

@@ -56,8 +56,8 @@ class GradientStore {
   [[nodiscard]] virtual at::Tensor read(int parameter) = 0;
   /// Forgets a parameter's gradient and lets device memory go.
   virtual void drop(int parameter) = 0;
-  /// Lets go of device memory whose content has arrived on the host.
-  virtual void free_sent() = 0;
+  /// Lets go of device memory whose content has arrived on the host; with `wait`, of all that was sent there.
+  virtual void free_sent(bool wait) = 0;
 };
 
 [[nodiscard]] std::unique_ptr<GradientStore> make_device_gradients(Device& device, int num_parameters,
@@ -77,7 +77,7 @@ class HostGradients final : public GradientStore {
   void write(int parameter, const at::Tensor& flat) override;
   [[nodiscard]] at::Tensor read(int parameter) override;
   void drop(int parameter) override;
-  void free_sent() override;
+  void free_sent(bool wait) override;
   [[nodiscard]] std::span<std::byte> bytes() noexcept { return slab_.data(); }
 
  private:

@@ -51,25 +51,30 @@ void Tide::raise(int bucket) {
   Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
   if (!slot.buffer.defined()) {
     const std::size_t size = nbytes(bucket);
-    slot.buffer = parts_.device.allocate(static_cast<std::int64_t>(size), at::kByte, Owner::kStreamedStates);
-    live_nbytes_ += size;
+    at::Tensor buffer = parts_.device.allocate(static_cast<std::int64_t>(size), at::kByte, Owner::kStreamedStates);
     // The allocator may hand out memory that work already queued still uses, so the copy waits for that work.
     slot.up = parts_.up.push(
-        {{slot.buffer.data_ptr(),
+        {{buffer.data_ptr(),
           parts_.host.view(bucket).state1 != nullptr ? static_cast<const void*>(parts_.host.view(bucket).state1)
                                                      : parts_.host.view(bucket).rest,
           size}},
         {parts_.device.record(Queue::kCompute)}, slot.down);
     slot.down = nullptr;
+    slot.buffer = std::move(buffer);
+    live_nbytes_ += size;
   }
   slot.raised = true;
 }
 
-StateView Tide::acquire(int bucket) {
-  const std::lock_guard lock(mutex_);
+void Tide::require_whole() const {
   if (broken_) {
     std::rethrow_exception(broken_);
   }
+}
+
+StateView Tide::acquire(int bucket) {
+  const std::lock_guard lock(mutex_);
+  require_whole();
   if (make_room_ && !is_up(bucket)) {
     make_room_(bucket);
   }
@@ -96,6 +101,7 @@ void Tide::release(int bucket) noexcept {
     void* const to = host.state1 != nullptr ? static_cast<void*>(host.state1) : host.rest;
     slot.down = parts_.down.push({{to, slot.buffer.data_ptr(), nbytes(bucket)}},
                                  {parts_.device.record(Queue::kCompute)}, slot.up);
+    std::erase(sent_down_, bucket);
     sent_down_.push_back(bucket);
   } catch (...) {
     broken_ = std::current_exception();
@@ -111,6 +117,7 @@ void Tide::free(Slot& slot, int bucket) {
 
 void Tide::shrink_to(std::size_t nbytes, bool wait, bool also_raised) {
   const std::lock_guard lock(mutex_);
+  require_whole();
   if (live_nbytes_ <= nbytes) {
     return;
   }
@@ -131,7 +138,8 @@ void Tide::shrink_to(std::size_t nbytes, bool wait, bool also_raised) {
       return true;
     });
   }
-  for (std::size_t i = slots_.size(); also_raised && i-- > 0 && live_nbytes_ > nbytes;) {
+  // The first buckets are updated last.
+  for (std::size_t i = 0; also_raised && i < slots_.size() && live_nbytes_ > nbytes; ++i) {
     if (slots_[i].buffer.defined()) {
       recall(static_cast<int>(i));
     }
@@ -140,6 +148,7 @@ void Tide::shrink_to(std::size_t nbytes, bool wait, bool also_raised) {
 
 void Tide::recall(int bucket) {
   const std::lock_guard lock(mutex_);
+  require_whole();
   Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
   if (!slot.buffer.defined()) {
     if (slot.down) {
@@ -158,9 +167,7 @@ void Tide::recall(int bucket) {
 
 void Tide::settle() {
   const std::lock_guard lock(mutex_);
-  if (broken_) {
-    std::rethrow_exception(broken_);
-  }
+  require_whole();
   for (const Slot& slot : slots_) {
     if (slot.down) {
       slot.down->wait_done();

@@ -72,12 +72,13 @@ class Tide final : public StateStore {
     bool leased = false;
   };
   void free(Slot& slot, int bucket);
+  void require_whole() const;
   [[nodiscard]] HostBucketLayout layout(int bucket) const;
 
   TideParts parts_;
   mutable std::recursive_mutex mutex_;  ///< Guards everything below against give_back().
   std::vector<Slot> slots_;
-  std::vector<int> sent_down_;  ///< Buckets in the order in which they were released; may hold some that are gone.
+  std::vector<int> sent_down_;  ///< Buckets in the order of their last release; may hold some that are gone.
   std::size_t live_nbytes_ = 0;
   std::function<void(int)> make_room_;
   std::unique_ptr<Subscription> when_short_;

@@ -41,6 +41,7 @@ int GradientReducer::expected(int parameter) const {
 
 void GradientReducer::begin_backward(bool last) {
   PANNIER_CHECK(!in_backward_, "a backward began inside another");
+  store_.free_sent(/*wait=*/true);  // Two backwards' gradients at once are more than was planned.
   in_backward_ = true;
   last_backward_ = last;
   ++backward_index_;
@@ -140,7 +141,7 @@ at::Tensor GradientReducer::flat_gradient(int parameter, const at::Tensor& gradi
 
 void GradientReducer::close(int bucket) {
   open_[static_cast<std::size_t>(bucket)].closed = true;
-  store_.free_sent();
+  store_.free_sent(/*wait=*/false);
   std::vector<GradientRun> leaving;
   for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
     at::Tensor& arrived = arrived_[static_cast<std::size_t>(segment.parameter)];
@@ -187,6 +188,7 @@ void GradientReducer::end_backward() {
     }
   }
   in_backward_ = false;
+  store_.free_sent(/*wait=*/false);
   if (record_.size() < backward_index_) {
     record_.push_back(fired_);
     return;

@@ -1,0 +1,128 @@
+#include "pannier/device/mover.h"
+
+#include <gmock/gmock.h>
+
+#include <future>
+#include <numeric>
+#include <stdexcept>
+
+#include "pannier/base/error.h"
+#include "tests/device/watched_device.h"
+
+namespace pannier {
+namespace {
+
+/// Bytes to copy from and to.
+struct Bytes {
+  explicit Bytes(std::size_t nbytes) : from(nbytes), to(nbytes) { std::iota(from.begin(), from.end(), '\0'); }
+  [[nodiscard]] CopyRun run(std::size_t begin, std::size_t nbytes) { return {&to[begin], &from[begin], nbytes}; }
+  std::vector<char> from, to;
+};
+
+class MoverTest : public testing::Test {
+ protected:
+  /// Every copy waits until go() was called.
+  void hold() {
+    device_.before_copy = [gate = go_.get_future().share()](Queue, void*, std::size_t) { gate.wait(); };
+  }
+  void go() { go_.set_value(); }
+
+  WatchedDevice device_;
+  std::promise<void> go_;
+  Bytes bytes_{100};
+};
+
+TEST_F(MoverTest, CopiesRunsInOrderInPieces) {
+  std::vector<std::pair<void*, std::size_t>> seen;
+  device_.before_copy = [&seen](Queue, void* to, std::size_t nbytes) { seen.emplace_back(to, nbytes); };
+  Mover mover(device_, Queue::kUp, {.piece_nbytes = 16});
+  const TransferPtr first = mover.push({bytes_.run(0, 40), bytes_.run(40, 0), bytes_.run(40, 10)}, {});
+  const TransferPtr second = mover.push({bytes_.run(50, 50)}, {});
+  second->wait_done();
+  EXPECT_TRUE(first->is_done());
+  EXPECT_EQ(bytes_.to, bytes_.from);
+  std::vector<std::pair<void*, std::size_t>> expected;
+  for (const auto& [begin, nbytes] : std::vector<std::pair<std::size_t, std::size_t>>{
+           {0, 16}, {16, 16}, {32, 8}, {40, 10}, {50, 16}, {66, 16}, {82, 16}, {98, 2}}) {
+    expected.emplace_back(&bytes_.to[begin], nbytes);
+  }
+  EXPECT_EQ(seen, expected);
+}
+
+TEST_F(MoverTest, ATransferOfNothingIsDoneInItsTurn) {
+  hold();
+  Mover mover(device_, Queue::kUp, {});
+  const TransferPtr first = mover.push({bytes_.run(0, 100)}, {});
+  const TransferPtr nothing = mover.push({}, {});
+  EXPECT_FALSE(nothing->is_done());
+  go();
+  nothing->wait_done();
+  EXPECT_TRUE(first->is_done());
+}
+
+TEST_F(MoverTest, IssuedIsToldWithAnEventBeforeDone) {
+  hold();
+  Mover mover(device_, Queue::kUp, {});
+  const TransferPtr transfer = mover.push({bytes_.run(0, 100)}, {device_.record(Queue::kCompute)});
+  auto event = std::async(std::launch::async, [&] { return transfer->wait_issued(); });
+  EXPECT_FALSE(transfer->is_done());
+  go();
+  EXPECT_NE(event.get(), nullptr);
+  transfer->wait_done();
+  EXPECT_EQ(bytes_.to, bytes_.from);
+}
+
+TEST_F(MoverTest, TransfersMayWaitForEachOtherAcrossMovers) {
+  Mover up(device_, Queue::kUp, {});
+  Mover down(device_, Queue::kDown, {});
+  TransferPtr last;
+  for (int round = 0; round < 200; ++round) {
+    const TransferPtr risen = up.push({bytes_.run(0, 50)}, {}, last);
+    last = down.push({bytes_.run(50, 50)}, {}, risen);
+  }
+  last->wait_done();
+  EXPECT_EQ(device_.num_up, 200);
+  EXPECT_EQ(device_.num_down, 200);
+}
+
+TEST_F(MoverTest, AnErrorWakesEveryWaiterAndStaysWithTheMover) {
+  device_.before_copy = [gate = go_.get_future().share()](Queue, void*, std::size_t) {
+    gate.wait();
+    throw std::runtime_error("the link broke");
+  };
+  Mover mover(device_, Queue::kUp, {});
+  Mover other(device_, Queue::kDown, {});
+  const TransferPtr first = mover.push({bytes_.run(0, 50)}, {});
+  const TransferPtr second = mover.push({bytes_.run(50, 50)}, {});
+  const TransferPtr elsewhere = other.push({}, {}, second);
+  std::vector<std::future<void>> waiters;
+  waiters.push_back(std::async(std::launch::async, [&] { first->wait_done(); }));
+  waiters.push_back(std::async(std::launch::async, [&] { (void)first->wait_issued(); }));
+  waiters.push_back(std::async(std::launch::async, [&] { second->wait_done(); }));
+  waiters.push_back(std::async(std::launch::async, [&] { elsewhere->wait_done(); }));
+  go();
+  for (auto& waiter : waiters) {
+    EXPECT_THROW(waiter.get(), std::runtime_error);
+  }
+  EXPECT_FALSE(first->is_done());
+  EXPECT_THROW((void)mover.push({bytes_.run(0, 1)}, {}), std::runtime_error);
+  EXPECT_THROW((void)other.push({bytes_.run(0, 1)}, {}), std::runtime_error);
+}
+
+TEST_F(MoverTest, ClosingFinishesWhatWasPushed) {
+  Mover mover(device_, Queue::kUp, {.piece_nbytes = 10, .delay_seed = 3});
+  std::vector<TransferPtr> transfers;
+  for (std::size_t i = 0; i < 10; ++i) {
+    transfers.push_back(mover.push({bytes_.run(10 * i, 10)}, {}));
+  }
+  mover.close();
+  for (const TransferPtr& transfer : transfers) {
+    EXPECT_TRUE(transfer->is_done());
+  }
+  EXPECT_EQ(bytes_.to, bytes_.from);
+  EXPECT_THROW((void)mover.push({}, {}), InternalError);
+  mover.close();
+}
+
+}  // namespace
+}  // namespace pannier
