@@ -52,6 +52,16 @@ class WatchedDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Registration> register_host(std::span<std::byte> memory, std::string& why) override {
     return cpu_->register_host(memory, why);
   }
+  [[nodiscard]] EventPtr record_time() override { return cpu_->record_time(); }
+  [[nodiscard]] double seconds_between(const EventPtr& begin, const EventPtr& end) const override {
+    return cpu_->seconds_between(begin, end);
+  }
+  [[nodiscard]] LinkRates measure_links(double most_seconds) override { return cpu_->measure_links(most_seconds); }
+  [[nodiscard]] std::optional<std::size_t> free_nbytes() const override { return cpu_->free_nbytes(); }
+  [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) override {
+    return cpu_->when_short(std::move(give_back));
+  }
+  [[nodiscard]] std::size_t usable(std::size_t cap) const noexcept override { return cpu_->usable(cap); }
   void attach_thread() override { cpu_->attach_thread(); }
   [[nodiscard]] DeviceMemory memory() const override { return cpu_->memory(); }
   void reset_peak() override { cpu_->reset_peak(); }

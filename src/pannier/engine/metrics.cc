@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "pannier/base/units.h"
+#include "pannier/plan/plan_table.h"
 
 namespace pannier {
 namespace {
@@ -35,13 +35,51 @@ std::string memory_stats_json(EngineCore& engine) {
   return Json{{"device", device_json(engine.device().memory())}, {"host", host_json}, {"nvme", nothing}}.dump();
 }
 
+namespace {
+
+// The whole plan as it stands: what is not known yet, or does not apply, is left out.
+PlanTable plan_table(EngineCore& engine) {
+  PlanTable table{.memory = engine.plan(), .optimizer_home = engine.optimizer_home()};
+  if (engine.counters().global_steps > 0) {
+    table.activations_nbytes =
+        engine.device().memory().peak_by_owner[static_cast<std::size_t>(Owner::kActivations)];
+  }
+  if (const RoutePlanner* planner = engine.route_planner()) {
+    table.bucket_numels = planner->bucket_numels();
+    table.routes = planner->routes();
+    table.split = planner->split();
+    table.observation = planner->observation();
+    table.micro_batches = engine.batch().accumulation;
+    table.rates = planner->rates();
+    const RateOrigin origin = planner->origin();
+    table.origins = {origin, origin, origin, origin};
+  }
+  return table;
+}
+
+Json split_json(const RoutePlanner& planner) {
+  const SplitPlan& split = planner.split();
+  return {{"streamed_share", planner.streamed_share()},
+          {"predicted_step_s", split.predicted_step_s},
+          {"exposed_s", split.exposed_s},
+          {"binds", split.binds},
+          {"forward_s", planner.observation().forward_s.value_or(0.0)},
+          {"backward_s", planner.observation().backward_s.value_or(0.0)},
+          {"slack", planner.slack_nbytes()},
+          {"room", planner.room_nbytes()},
+          {"up", planner.rates().up},
+          {"down", planner.rates().down},
+          {"up_both", planner.rates().up_both},
+          {"dram", planner.rates().dram},
+          {"host_update", planner.rates().host_update}};
+}
+
+}  // namespace
+
 std::string plan_json(EngineCore& engine) {
   const MemoryPlan& plan = engine.plan();
-  std::string text = format_plan(plan, engine.optimizer_home());
-  if (const std::string unknown = "measured after step 1"; engine.counters().global_steps > 0) {
-    const auto activations = engine.device().memory().peak_by_owner[static_cast<std::size_t>(Owner::kActivations)];
-    text.replace(text.find(unknown), unknown.size(), "peak " + format_bytes(activations) + ", measured");
-  }
+  const std::string text = format_plan_table(plan_table(engine));
+  const RoutePlanner* planner = engine.route_planner();
   return Json{{"stage", engine.config().zero.stage},
               {"optimizer_home", to_string(engine.optimizer_home())},
               {"device",
@@ -54,6 +92,7 @@ std::string plan_json(EngineCore& engine) {
                 {"gradients", plan.host_gradients},
                 {"optimizer states", plan.host_optimizer_states},
                 {"total", plan.host()}}},
+              {"split", planner == nullptr ? Json(nullptr) : split_json(*planner)},
               {"text", text}}
       .dump();
 }

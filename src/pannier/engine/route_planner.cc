@@ -20,21 +20,28 @@ constexpr double kNewWeight = 0.5;
 
 void blend(std::optional<double>& value, double seen) { value = value ? *value + kNewWeight * (seen - *value) : seen; }
 
-double streamed_numel(const BucketLayout& layout, const UpdateRoutes& routes) {
-  double numel = 0;
-  for (int b = 0; b < layout.num_buckets(); ++b) {
-    if (routes.route(b) == UpdateRoute::kStreamed) {
-      numel += static_cast<double>(layout.buckets()[static_cast<std::size_t>(b)].numel);
-    }
-  }
-  return numel;
-}
-
 }  // namespace
 
 RoutePlanner::RoutePlanner(RoutePlannerParts parts, MeasuredRates rates)
     : parts_(std::move(parts)), origin_(rates.origin) {
   parts_.input.rates = rates.rates;
+}
+
+std::vector<std::int64_t> RoutePlanner::bucket_numels() const {
+  std::vector<std::int64_t> numels;
+  for (const Bucket& bucket : parts_.layout.buckets()) {
+    numels.push_back(bucket.numel);
+  }
+  return numels;
+}
+
+double RoutePlanner::streamed_share() const {
+  const auto numels = bucket_numels();
+  std::int64_t streamed = 0;
+  for (std::size_t b = 0; b < numels.size(); ++b) {
+    streamed += routes()[b] == UpdateRoute::kStreamed ? numels[b] : 0;
+  }
+  return static_cast<double>(streamed) / static_cast<double>(std::max<std::int64_t>(1, parts_.layout.numel()));
 }
 
 void RoutePlanner::saw_host_update(std::int64_t numel, double seconds) {
@@ -60,27 +67,22 @@ void RoutePlanner::end_step() {
 }
 
 void RoutePlanner::solve() {
-  const double streamed = streamed_numel(parts_.layout, parts_.routes);
-  const double total = std::max(1.0, static_cast<double>(parts_.layout.numel()));
+  const double share = streamed_share();
   parts_.input.slack_nbytes = parts_.pilot.slack_nbytes();
   // The gradients of streamed parameters are on the device too; the model of time counts them itself.
   parts_.input.room_nbytes =
-      parts_.pilot.room_nbytes() + static_cast<std::size_t>(streamed * parts_.input.gradient_nbytes);
+      parts_.pilot.room_nbytes() + static_cast<std::size_t>(share * static_cast<double>(parts_.layout.numel()) * parts_.input.gradient_nbytes);
   const SplitPlan best = solve_split(parts_.input);
-  const SplitPlan present = evaluate_split(parts_.input, streamed / total);
+  const SplitPlan present = evaluate_split(parts_.input, share);
   if (num_steps_ > 2 && present.predicted_step_s - best.predicted_step_s < kLeastGain * best.predicted_step_s) {
     split_ = present;
     return;
   }
   split_ = best;
-  std::vector<std::int64_t> numels;
-  for (const Bucket& bucket : parts_.layout.buckets()) {
-    numels.push_back(bucket.numel);
-  }
-  const auto routes =
-      assign_routes(numels, {.device = 0.0, .host = best.host_share, .most_streamed_numel = best.most_streamed_numel});
+  const auto chosen = assign_routes(
+      bucket_numels(), {.device = 0.0, .host = best.host_share, .most_streamed_numel = best.most_streamed_numel});
   for (int b = 0; b < parts_.layout.num_buckets(); ++b) {
-    parts_.pipeline.set_route(b, routes[static_cast<std::size_t>(b)]);
+    parts_.pipeline.set_route(b, chosen[static_cast<std::size_t>(b)]);
   }
   log::info(fmt::format(
       "update split after {} steps: {:.0f} % streamed, {:.0f} % on the host; {:.3f} s a step expected, of which {:.3f} "

@@ -44,6 +44,12 @@ class RoutePlanner {
   [[nodiscard]] const SplitPlan& split() const noexcept { return split_; }
   [[nodiscard]] const StepObservation& observation() const noexcept { return parts_.input.observation; }
   [[nodiscard]] const LinkAndHostRates& rates() const noexcept { return parts_.input.rates; }
+  [[nodiscard]] const std::vector<UpdateRoute>& routes() const noexcept { return parts_.routes.routes(); }
+  [[nodiscard]] std::vector<std::int64_t> bucket_numels() const;
+  /// Of the elements, as the routes are now.
+  [[nodiscard]] double streamed_share() const;
+  [[nodiscard]] std::size_t slack_nbytes() const { return parts_.pilot.slack_nbytes(); }
+  [[nodiscard]] std::size_t room_nbytes() const { return parts_.pilot.room_nbytes(); }
   [[nodiscard]] RateOrigin origin() const noexcept { return origin_; }
 
  private:
