@@ -147,6 +147,19 @@ TEST_F(TideTest, MemoryThatIsNotThereChangesNothing) {
   expect_host(0, 4.0F, -1.0F);
 }
 
+TEST_F(TideTest, GivesBackAllThatNoLeaseHolds) {
+  add_on_device(0, 1.0F);
+  tide_.raise(1);
+  {
+    const Lease lease = tide_.lease(2);
+    EXPECT_TRUE(tide_.give_back());
+    EXPECT_EQ(tide_.live_nbytes(), kNbytes);
+    EXPECT_TRUE(tide_.is_up(2));
+    EXPECT_FALSE(tide_.give_back());
+  }
+  expect_host(0, 1.0F, -1.0F);
+}
+
 TEST_F(TideTest, ALostWayUpIsNeverReadAsState) {
   device_.before_copy = [](Queue queue, void*, std::size_t) {
     if (queue == Queue::kUp) {
@@ -173,6 +186,7 @@ TEST_F(TideTest, ALostWayDownIsSaidByWhateverComesNext) {
   EXPECT_THROW((void)host_.lease(1), std::runtime_error);
   EXPECT_THROW((void)tide_.lease(1), std::runtime_error);
   EXPECT_THROW(tide_.shrink_to(0, true, true), std::runtime_error);
+  EXPECT_FALSE(tide_.give_back());
 }
 
 }  // namespace

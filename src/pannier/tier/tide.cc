@@ -29,7 +29,11 @@ bool Tide::give_back() {
   const std::size_t before = live_nbytes_;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].buffer.defined() && !slots_[i].leased) {
-      recall(static_cast<int>(i));
+      try {
+        recall(static_cast<int>(i));
+      } catch (...) {
+        break;  // The caller is an allocator; whoever needs the state next is told.
+      }
     }
   }
   return live_nbytes_ < before;
