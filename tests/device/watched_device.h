@@ -68,11 +68,6 @@ class WatchedDevice final : public Device {
   [[nodiscard]] std::size_t take_peak() override { return cpu_->take_peak(); }
   void add_memory_cap(std::size_t nbytes) override { cpu_->add_memory_cap(nbytes); }
   void remove_memory_cap(std::size_t nbytes) noexcept override { cpu_->remove_memory_cap(nbytes); }
-  [[nodiscard]] std::optional<std::size_t> free_nbytes() const override { return cpu_->free_nbytes(); }
-  [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) override {
-    return cpu_->when_short(std::move(give_back));
-  }
-  [[nodiscard]] std::size_t usable(std::size_t cap) const noexcept override { return cpu_->usable(cap); }
   void start_timeline() override { cpu_->start_timeline(); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return cpu_->take_timeline(); }
   void reassign(const at::Tensor& tensor, Owner owner) override { cpu_->reassign(tensor, owner); }

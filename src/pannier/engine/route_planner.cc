@@ -52,8 +52,8 @@ void RoutePlanner::saw_host_update(std::int64_t numel, double seconds) {
 
 void RoutePlanner::observe() {
   if (forward_ && backward_ && update_) {
-    blend(parts_.input.observation.forward_s, parts_.device.seconds_between(forward_, backward_));
-    blend(parts_.input.observation.backward_s, parts_.device.seconds_between(backward_, update_));
+    keep_least(parts_.input.observation.forward_s, parts_.device.seconds_between(forward_, backward_));
+    keep_least(parts_.input.observation.backward_s, parts_.device.seconds_between(backward_, update_));
   }
   forward_ = backward_ = update_ = nullptr;
 }
