@@ -61,7 +61,6 @@ class WatchedDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) override {
     return cpu_->when_short(std::move(give_back));
   }
-  [[nodiscard]] std::size_t usable(std::size_t cap) const noexcept override { return cpu_->usable(cap); }
   void attach_thread() override { cpu_->attach_thread(); }
   [[nodiscard]] DeviceMemory memory() const override { return cpu_->memory(); }
   void reset_peak() override { cpu_->reset_peak(); }

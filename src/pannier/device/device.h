@@ -112,8 +112,6 @@ class Device {
   /// The allocator is locked meanwhile, so it may wait for copies, but for no lock of another thread's. Null where the
   /// device has no such moment.
   [[nodiscard]] virtual std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) = 0;
-  /// How much of a cap a planner may count on: an allocator that serves blocks can't use all.
-  [[nodiscard]] virtual std::size_t usable(std::size_t cap) const noexcept = 0;
   virtual void start_timeline() = 0;
   [[nodiscard]] virtual std::vector<MemorySample> take_timeline() = 0;
   /// Counts the tensor's memory for `owner` from now on, whoever allocated it.

@@ -74,7 +74,6 @@ class MeteredCpu final : public Device {
   [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> /*give_back*/) override {
     return nullptr;
   }
-  [[nodiscard]] std::size_t usable(std::size_t cap) const noexcept override { return cap; }
   void start_timeline() override { meter_.ledger().start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return meter_.ledger().take_timeline(); }
 

@@ -41,8 +41,7 @@ namespace {
 PlanTable plan_table(EngineCore& engine) {
   PlanTable table{.memory = engine.plan(), .optimizer_home = engine.optimizer_home()};
   if (engine.counters().global_steps > 0) {
-    table.activations_nbytes =
-        engine.device().memory().peak_by_owner[static_cast<std::size_t>(Owner::kActivations)];
+    table.activations_nbytes = engine.device().memory().peak_by_owner[static_cast<std::size_t>(Owner::kActivations)];
   }
   if (const RoutePlanner* planner = engine.route_planner()) {
     table.bucket_numels = planner->bucket_numels();

@@ -15,10 +15,11 @@ namespace {
 
 // A new split must promise this much of a step to be worth the change.
 constexpr double kLeastGain = 0.01;
-// New times weigh this much; the first steps, in which much is set up, are forgotten soon.
-constexpr double kNewWeight = 0.5;
+// A time may have waited for transfers, so the least one says what the model itself takes; it rises slowly, for batches
+// that grow.
+constexpr double kRise = 1.02;
 
-void blend(std::optional<double>& value, double seen) { value = value ? *value + kNewWeight * (seen - *value) : seen; }
+void keep_least(std::optional<double>& value, double seen) { value = value ? std::min(kRise * *value, seen) : seen; }
 
 }  // namespace
 
@@ -71,7 +72,8 @@ void RoutePlanner::solve() {
   parts_.input.slack_nbytes = parts_.pilot.slack_nbytes();
   // The gradients of streamed parameters are on the device too; the model of time counts them itself.
   parts_.input.room_nbytes =
-      parts_.pilot.room_nbytes() + static_cast<std::size_t>(share * static_cast<double>(parts_.layout.numel()) * parts_.input.gradient_nbytes);
+      parts_.pilot.room_nbytes() +
+      static_cast<std::size_t>(share * static_cast<double>(parts_.layout.numel()) * parts_.input.gradient_nbytes);
   const SplitPlan best = solve_split(parts_.input);
   const SplitPlan present = evaluate_split(parts_.input, share);
   if (num_steps_ > 2 && present.predicted_step_s - best.predicted_step_s < kLeastGain * best.predicted_step_s) {

@@ -18,10 +18,11 @@ std::size_t less(std::size_t from, std::size_t amount) { return from - std::min(
 TidePilot::TidePilot(Device& device, Tide& tide, const UpdateRoutes& routes, std::optional<std::size_t> budget)
     : device_(device), tide_(tide), routes_(routes), budget_(budget) {
   tide_.before_lease([this](int bucket) { make_room(bucket); });
+  when_short_ = device_.when_short([this] { return curve_.is_like_last() ? false : tide_.give_back(); });
   (void)device_.take_peak();
 }
 
-std::size_t TidePilot::budget() const { return budget_ ? device_.usable(*budget_) : curve_.overall(); }
+std::size_t TidePilot::budget() const { return budget_.value_or(curve_.overall()); }
 
 std::size_t TidePilot::slack_nbytes() const { return curve_.is_known() ? less(budget(), curve_.overall()) : 0; }
 std::size_t TidePilot::room_nbytes() const { return curve_.is_known() ? less(budget(), curve_.at_end()) : 0; }

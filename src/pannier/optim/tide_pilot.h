@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "pannier/device/device.h"
@@ -52,6 +53,8 @@ class TidePilot {
   std::optional<std::size_t> budget_;
   MemoryCurve curve_;
   bool may_raise_ = false;
+  /// In a step like the last one all room was made before it is needed; in another the tide gives way.
+  std::unique_ptr<Subscription> when_short_;
 };
 
 }  // namespace pannier

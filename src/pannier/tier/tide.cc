@@ -11,7 +11,6 @@ namespace pannier {
 
 Tide::Tide(TideParts parts) : parts_(std::move(parts)), slots_(parts_.bucket_numels.size()) {
   parts_.host.before_lease([this](int bucket) { recall(bucket); });
-  when_short_ = parts_.device.when_short([this] { return give_back(); });
 }
 
 Tide::~Tide() { parts_.host.before_lease(nullptr); }

@@ -81,7 +81,6 @@ class Tide final : public StateStore {
   std::vector<int> sent_down_;  ///< Buckets in the order of their last release; may hold some that are gone.
   std::size_t live_nbytes_ = 0;
   std::function<void(int)> make_room_;
-  std::unique_ptr<Subscription> when_short_;
   std::exception_ptr broken_;  ///< An error on the way down, which the next call rethrows.
 };
 

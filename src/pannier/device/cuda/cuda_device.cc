@@ -1,12 +1,14 @@
 // A GPU as a Device: torch's caching allocator, the caller's stream to compute on, and two streams of our own for
 // transfers.
 #include <ATen/ops/empty.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
@@ -88,25 +90,24 @@ class CudaEvent final : public Event {
   cudaEvent_t event_;
 };
 
-/// The caps of each GPU: the least one counts, over all engines of the process.
+/// What engines were allowed on each GPU, the least counting. Plans keep to it; the allocator is not told, since it
+/// counts whole segments, of which a part is always unused. Who wants a wall sets torch's memory fraction.
 class Caps {
  public:
   static Caps& instance() {
     static Caps caps;
     return caps;
   }
-  std::size_t add(c10::DeviceIndex device, std::size_t nbytes) {
+  void add(c10::DeviceIndex device, std::size_t nbytes) {
     const std::lock_guard lock(mutex_);
     caps_[device].insert(nbytes);
-    return *caps_[device].begin();
   }
-  std::size_t remove(c10::DeviceIndex device, std::size_t nbytes) {
+  void remove(c10::DeviceIndex device, std::size_t nbytes) {
     const std::lock_guard lock(mutex_);
     auto& caps = caps_[device];
     if (const auto found = caps.find(nbytes); found != caps.end()) {
       caps.erase(found);
     }
-    return caps.empty() ? 0 : *caps.begin();
   }
   std::size_t least(c10::DeviceIndex device) {
     const std::lock_guard lock(mutex_);
@@ -117,6 +118,22 @@ class Caps {
   std::mutex mutex_;
   std::map<c10::DeviceIndex, std::multiset<std::size_t>> caps_;
 };
+
+/// What torch's allocator may still take from the driver: the user can have limited it to a fraction of the device.
+std::size_t left_of_fraction(c10::DeviceIndex device, std::size_t total) {
+  const auto allowed =
+      static_cast<std::size_t>(allocator::get()->getMemoryFraction(device) * static_cast<double>(total));
+  const auto reserved = static_cast<std::size_t>(allocator::getDeviceStats(device).reserved_bytes[0].current);
+  return allowed - std::min(allowed, reserved);
+}
+
+/// States that come and go between activations would cut torch's segments up, so that large activations find no whole
+/// one; segments that can grow don't have that trouble. A setting of the user's stays.
+void let_segments_grow() {
+  if (std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr && std::getenv("PYTORCH_ALLOC_CONF") == nullptr) {
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  }
+}
 
 /// Who gives device memory back when torch's allocator finds none. The allocator calls with its lock held.
 class Givers {
@@ -176,7 +193,7 @@ class CudaDevice final : public Device {
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, index), "ask the GPU's name");
     name_ = properties.name;
-    total_nbytes_ = properties.totalGlobalMem;
+    let_segments_grow();
     guard_.reset();
   }
   ~CudaDevice() override {
@@ -281,9 +298,9 @@ class CudaDevice final : public Device {
       throw ConfigError(
           fmt::format("a device memory cap of {} is below the {} in use", format_bytes(nbytes), format_bytes(current)));
     }
-    apply_cap(Caps::instance().add(index_, nbytes));
+    Caps::instance().add(index_, nbytes);
   }
-  void remove_memory_cap(std::size_t nbytes) noexcept override { apply_cap(Caps::instance().remove(index_, nbytes)); }
+  void remove_memory_cap(std::size_t nbytes) noexcept override { Caps::instance().remove(index_, nbytes); }
   [[nodiscard]] std::optional<std::size_t> free_nbytes() const override {
     const c10::cuda::CUDAGuard guard(index_);
     std::size_t free = 0;
@@ -291,13 +308,12 @@ class CudaDevice final : public Device {
     check_cuda(cudaMemGetInfo(&free, &total), "ask for free memory");
     const auto stats = allocator::getDeviceStats(index_);
     const auto cached = stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
-    return free + static_cast<std::size_t>(std::max<std::int64_t>(cached, 0));
+    return std::min(free, left_of_fraction(index_, total)) +
+           static_cast<std::size_t>(std::max<std::int64_t>(cached, 0));
   }
   [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) override {
     return std::make_unique<Giver>(std::move(give_back));
   }
-  // The caching allocator rounds, splits and keeps blocks; experience says a twentieth.
-  [[nodiscard]] std::size_t usable(std::size_t cap) const noexcept override { return cap - cap / 20; }
   void start_timeline() override { ledger_.ledger().start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return ledger_.ledger().take_timeline(); }
   void reassign(const at::Tensor& tensor, Owner owner) override { ledger_.reassign(tensor.storage().data(), owner); }
@@ -312,10 +328,6 @@ class CudaDevice final : public Device {
     const c10::cuda::CUDAGuard guard(index_);
     check_cuda(cudaStreamSynchronize(compute_stream(index_)), "copy between host and device");
   }
-  void apply_cap(std::size_t nbytes) const {
-    const double fraction = nbytes == 0 ? 1.0 : static_cast<double>(nbytes) / static_cast<double>(total_nbytes_);
-    allocator::setMemoryFraction(std::min(fraction, 1.0), index_);
-  }
 
   c10::DeviceIndex index_;
   c10::cuda::OptionalCUDAGuard guard_;  ///< For construction only.
@@ -329,7 +341,6 @@ class CudaDevice final : public Device {
   cudaStream_t down_ = nullptr;
   void* staging_ = nullptr;
   std::string name_;
-  std::size_t total_nbytes_ = 0;
 };
 
 /// torch asks before it takes new memory from the driver, whether or not there is plenty; so ours is given back only
@@ -343,10 +354,7 @@ class AskGivers final : public c10::FreeMemoryCallback {
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
       return false;
     }
-    if (const std::size_t cap = Caps::instance().least(device); cap != 0) {
-      const auto reserved = static_cast<std::size_t>(allocator::getDeviceStats(device).reserved_bytes[0].current);
-      free = std::min(free, cap - std::min(cap, reserved));
-    }
+    free = std::min(free, left_of_fraction(device, total));
     return free < CudaLedger::of(device).largest_nbytes() && Givers::instance().ask();
   }
 };
