@@ -46,6 +46,7 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.streamed_share = config.pannier.streamed_share.value_or(0.0);
   options.movers.delay_seed = config.pannier.stress_seed;
   options.device_budget = config.pannier.device_memory_nbytes;
+  options.overlap_step = config.pannier.overlap_step;
   return options;
 }
 
@@ -265,6 +266,7 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
   if (!lost_micro_batches_ && !parts_->reducer->backward_failed()) {
     broken_ = false;  // What failed was a window of one micro-batch, which is gone.
   }
+  wait_for_parameters();
   parts_->reducer->renew_hooks();
   const bool divide = scale_by_accumulation && batch_.accumulation > 1 && config_.managed_gradient_accumulation;
   const at::Tensor reported = divide ? loss / static_cast<double>(batch_.accumulation) : loss;
@@ -277,6 +279,9 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
 }
 
 void EngineCore::open_backward() {
+  if (parts_->overlap) {
+    parts_->overlap->wait_for_updates();  // New gradients go where they read theirs.
+  }
   parts_->reducer->begin_backward(is_boundary());
   if (parts_->pilot) {
     parts_->pilot->begin_backward(is_boundary());
@@ -295,6 +300,7 @@ void EngineCore::tick_forward(int unit) {
   if (route_planner_ && unit == 0) {
     route_planner_->mark_forward();
   }
+  wait_for_unit(unit);
 }
 
 void EngineCore::end_backward() {
@@ -362,6 +368,7 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     throw ConfigError(fmt::format("step() got {} parameter groups, the engine has {}", groups.size(), num_groups_));
   }
   require_outside_backward("step()");
+  wait_for_parameters();
   GradientReducer& reducer = *parts_->reducer;
   if (broken_ || reducer.backward_failed()) {
     refuse_broken_window();

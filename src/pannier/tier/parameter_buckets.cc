@@ -40,6 +40,7 @@ ParameterBuckets::ParameterBuckets(Device& device, const BucketLayout& layout, s
     strides_.push_back(packed_strides(parameters_[i], names_[i]));
   }
   buckets_.resize(static_cast<std::size_t>(layout.num_buckets()));
+  sizes_.resize(parameters_.size());
   versions_.resize(parameters_.size());
   storages_.resize(parameters_.size());
 }
@@ -69,16 +70,27 @@ void* ParameterBuckets::address(int parameter) const {
 }
 
 void ParameterBuckets::point_into_bucket(int parameter) {
+  sizes_[static_cast<std::size_t>(parameter)] = parameters_[static_cast<std::size_t>(parameter)].sizes().vec();
+  point_again(parameter);
+}
+
+void ParameterBuckets::point_again(int parameter) {
   const c10::NoGradGuard no_grad;
   auto& tensor = parameters_[static_cast<std::size_t>(parameter)];
   const at::Tensor flat = buckets_[static_cast<std::size_t>(layout_.bucket_of(parameter))];
   // The deleter's copy of `flat` keeps the bucket alive for as long as anybody looks at the parameter.
   const at::Tensor view = at::from_blob(
-      address(parameter), tensor.sizes(), strides_[static_cast<std::size_t>(parameter)], [flat](void*) {},
-      flat.options());
+      address(parameter), sizes_[static_cast<std::size_t>(parameter)], strides_[static_cast<std::size_t>(parameter)],
+      [flat](void*) {}, flat.options());
   tensor.set_data(view);
   storages_[static_cast<std::size_t>(parameter)] = tensor.storage();
   versions_[static_cast<std::size_t>(parameter)] = tensor._version();
+}
+
+bool ParameterBuckets::has_bucket_form(int parameter) const {
+  const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
+  return tensor.scalar_type() == dtype_ && tensor.device() == device_.torch_device() && tensor.storage_offset() == 0 &&
+         tensor.sizes() == sizes_[static_cast<std::size_t>(parameter)] && is_packed(tensor, parameter);
 }
 
 at::Tensor ParameterBuckets::view_like_parameter(const at::Tensor& flat_segment, int parameter) const {

@@ -43,6 +43,15 @@ class ParameterBuckets {
   /// Address of a parameter's first element in its bucket.
   [[nodiscard]] void* address(int parameter) const;
 
+  /// The storage that a parameter has as the engine left it: its view of its bucket.
+  [[nodiscard]] const c10::Storage& storage(int parameter) const {
+    return storages_.at(static_cast<std::size_t>(parameter));
+  }
+  /// Whether a parameter has the type, shape and strides with which it was pointed into its bucket.
+  [[nodiscard]] bool has_bucket_form(int parameter) const;
+  /// Points a parameter, whatever became of it, into its bucket as it was.
+  void point_again(int parameter);
+
   /// `flat`, a tensor laid out as the parameter's bucket (gradients, say), seen with the parameter's shape and strides.
   [[nodiscard]] at::Tensor view_like_parameter(const at::Tensor& flat_segment, int parameter) const;
 
@@ -70,6 +79,7 @@ class ParameterBuckets {
   std::vector<std::string> names_;
   at::ScalarType dtype_;
   std::vector<std::vector<std::int64_t>> strides_;
+  std::vector<std::vector<std::int64_t>> sizes_;  ///< Of the parameters, as they were pointed into their buckets.
   std::vector<at::Tensor> buckets_;
   std::vector<std::int64_t> versions_;
   std::vector<c10::Storage> storages_;  ///< Each parameter's view of its bucket.
