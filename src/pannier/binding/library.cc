@@ -89,6 +89,7 @@ void define_engine(torch::Library& library) {
            [](const Self& self, std::int64_t unit) {
              translated([&] { self->core.wait_for_unit(static_cast<int>(unit)); });
            })
+      .def("wait_for_parameters", [](const Self& self) { translated([&] { self->core.wait_for_parameters(); }); })
       .def("overlaps", [](const Self& self) { return self->core.overlaps(); })
       .def("begin_backward",
            [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {

@@ -78,6 +78,8 @@ class EngineCore {
   void set_units(const std::vector<std::vector<std::int64_t>>& parameters_of);
   /// The part of tick_forward() that "overlap_step" needs: the parameters of `unit` are in place afterwards.
   void wait_for_unit(int unit);
+  /// With "overlap_step": all parameters are in place for what the caller does next.
+  void wait_for_parameters();
   /// Whether parameters may be away when step() has returned.
   [[nodiscard]] bool overlaps() const noexcept { return parts_ != nullptr && parts_->overlap != nullptr; }
   /// Whether the caller should tell units apart by tick_forward().
@@ -142,7 +144,6 @@ class EngineCore {
   void require_separate_memory(const EngineInputs& inputs) const;
   [[noreturn]] void refuse_broken_window();
   void open_backward();
-  void wait_for_parameters();
   void skip_step(const Verdict& verdict);
   void require_all_used();
   void plan_routes(const PartsOptions& options);
