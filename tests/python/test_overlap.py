@@ -540,7 +540,7 @@ def test_copies_and_pickles_raise_or_work() -> None:
     torch.save(engine.module, file)
     file.seek(0)
     copies = [copy.deepcopy(engine.module), torch.load(file, weights_only=False)]
-    before = engine.module(X)
+    before = engine.module(X).detach()
     train(engine, 1, first=2)
     for other in copies:
         other.state_dict()
@@ -600,3 +600,27 @@ def test_a_row_of_blocks_without_anything_around_it() -> None:
         results.append(contents(engine))
         engine.destroy()
     assert same_bits(*results) == []
+
+
+def test_a_saved_state_dict_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    engine = stepped()
+    for step in range(2, 5):
+        torch.save(engine.module.state_dict(), io.BytesIO())
+        [param.untyped_storage().data_ptr() for param in engine.module.parameters()]
+        train(engine, 1, first=step)
+        assert all(is_released(param) for param in engine.module.parameters())
+    assert "refers to" not in capfd.readouterr().err
+    engine.destroy()
+
+
+def test_data_that_somebody_kept_through_steps_is_not_overwritten_by_a_replacement() -> None:
+    engine = stepped()
+    engine.synchronize()
+    param = engine.module.blocks[1].up.weight
+    kept = param.data
+    train(engine, 1, first=2)
+    param.data = torch.zeros_like(param)
+    with pytest.raises(pannier.ConfigError, match="replaced while something else still refers"):
+        train(engine, 1, first=3)
+    assert bool(kept.any())
+    engine.destroy()

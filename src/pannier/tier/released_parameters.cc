@@ -16,8 +16,7 @@ ReleasedParameters::ReleasedParameters(const BucketLayout& layout, ParameterBuck
 
 int ReleasedParameters::aliased(int bucket) const {
   for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
-    // The parameter and the buckets refer to it; the reference here does not count.
-    if (segment.numel > 0 && parameters_.storage(segment.parameter).use_count() > 2) {
+    if (segment.numel > 0 && parameters_.has_aliases(segment.parameter)) {
       return segment.parameter;
     }
   }
