@@ -297,10 +297,10 @@ void EngineCore::tick_forward(int unit) {
     parts_->gradients->free_sent(/*wait=*/false);
     parts_->pilot->tick_forward(unit);
   }
+  wait_for_unit(unit);
   if (route_planner_ && unit == 0) {
     route_planner_->mark_forward();
   }
-  wait_for_unit(unit);
 }
 
 void EngineCore::end_backward() {
@@ -369,6 +369,11 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   }
   require_outside_backward("step()");
   wait_for_parameters();
+  if (parts_->overlap && route_planner_) {
+    if (const HostUpdateTime seen = parts_->overlap->take_time(); seen.numel > 0) {
+      route_planner_->saw_host_update(seen.numel, seen.seconds);
+    }
+  }
   GradientReducer& reducer = *parts_->reducer;
   if (broken_ || reducer.backward_failed()) {
     refuse_broken_window();
@@ -402,6 +407,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   const Verdict verdict = update(groups);
   const bool skip = verdict.decision.skip != 0;
   reducer.drop_window(true);
+  if (route_planner_) {
+    route_planner_->end_step();  // A bucket that changes its route must hold no gradient.
+  }
   overflow_ = skip;
   micro_in_window_ = 0;
   ++counters_.micro_steps;
@@ -459,13 +467,14 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
   if (parts_->pilot) {
     parts_->pilot->end_step();
   }
-  if (route_planner_) {
-    route_planner_->end_step();
-  }
   return verdict;
 }
 
 void EngineCore::update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
+  if (parts_->overlap) {
+    parts_->overlap->begin(coefficients, grad_factor);
+    return;
+  }
   const auto begin = std::chrono::steady_clock::now();
   const std::int64_t numel = parts_->pipeline->update_on_host(coefficients, grad_factor);
   if (route_planner_ && numel > 0) {

@@ -1,7 +1,6 @@
 #include "pannier/optim/host_updater.h"
 
-#include <fmt/format.h>
-
+#include <chrono>
 #include <iterator>
 #include <utility>
 
@@ -46,6 +45,11 @@ EventPtr HostUpdater::wait_issued(int bucket) {
   return sent->wait_issued();
 }
 
+HostUpdateTime HostUpdater::take_time() {
+  const std::lock_guard lock(updates_mutex_);
+  return std::exchange(time_, {});
+}
+
 void HostUpdater::close() noexcept {
   {
     const std::lock_guard lock(updates_mutex_);
@@ -84,11 +88,15 @@ void HostUpdater::work() {
 void HostUpdater::run(const BucketUpdate& update) {
   delay_();
   const std::uint32_t skip = 0;
+  const auto begin = std::chrono::steady_clock::now();
   compute_.update(options_.algorithm, options_.format, update.tasks, {&grad_factor_, &skip});
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   TransferPtr sent = up_.push({update.parameter}, {after_});
   {
     const std::lock_guard lock(updates_mutex_);
     sent_[static_cast<std::size_t>(update.bucket)] = std::move(sent);
+    time_.numel += update.numel();
+    time_.seconds += time.count();
     updates_.pop_front();
   }
   changed_.notify_all();

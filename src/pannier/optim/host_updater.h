@@ -19,6 +19,12 @@
 
 namespace pannier {
 
+/// How many elements were updated in which time, transfers not counted.
+struct HostUpdateTime {
+  std::int64_t numel = 0;
+  double seconds = 0.0;
+};
+
 /// How to run them.
 struct HostUpdaterOptions {
   kernels::Algorithm algorithm = kernels::Algorithm::kAdamW;
@@ -41,6 +47,8 @@ class HostUpdater {
   void start(std::vector<BucketUpdate> updates, float grad_factor, EventPtr after);
   /// The host waits until a bucket's parameter is on its way; the event then marks its arrival.
   [[nodiscard]] EventPtr wait_issued(int bucket);
+  /// What was updated since the last call, and how fast.
+  [[nodiscard]] HostUpdateTime take_time();
   /// Finishes what was begun and ends the thread. Later calls of start() throw.
   void close() noexcept;
 
@@ -58,6 +66,7 @@ class HostUpdater {
   float grad_factor_ = 1.0F;
   EventPtr after_;
   std::vector<TransferPtr> sent_;  ///< By bucket; null while its update is not done.
+  HostUpdateTime time_;
   std::exception_ptr error_;
   bool closing_ = false;
   std::thread thread_;

@@ -65,7 +65,7 @@ void StepOverlap::begin(const UpdatePipeline::Coefficients& coefficients, float 
     }
     if (const int parameter = released_.aliased(b); parameter >= 0) {
       note_alias(parameter);
-      parts_.pipeline.update_bucket(b, coefficients, {&grad_factor, &skip});
+      (void)parts_.pipeline.update_bucket(b, coefficients, {&grad_factor, &skip});
     } else {
       buckets.push_back(b);
     }
@@ -76,6 +76,7 @@ void StepOverlap::begin(const UpdatePipeline::Coefficients& coefficients, float 
   std::vector<UpdatePipeline::Prepared> prepared;
   for (const int b : buckets) {
     if (auto one = parts_.pipeline.prepare(b, coefficients)) {
+      parts_.pipeline.drop_gradients(b, coefficients);  // Where they lie, nothing is written before the next backward.
       prepared.push_back(std::move(*one));
     }
   }

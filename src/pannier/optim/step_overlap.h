@@ -48,6 +48,8 @@ class StepOverlap {
   void wait_for_all();
   /// The host waits until no update runs. Parameters are not given back, so any thread may call it.
   void wait_for_updates();
+  /// How fast the thread updated since the last call.
+  [[nodiscard]] HostUpdateTime take_time() { return updater_.take_time(); }
   /// Puts everything in place and ends the thread; says what could not be.
   void close() noexcept;
 
