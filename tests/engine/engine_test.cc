@@ -109,8 +109,7 @@ TEST(Engine, AnOverlappedStepChangesNoBit) {
 TEST(Engine, AnOverlappedStepGivesParametersBackUnitByUnit) {
   auto model = make_model();
   const auto parameters = model->parameters();
-  const auto engine = initialize(
-      model, Config::from_text(R"({"train_batch_size": 1, "optimizer": {"type": "AdamW"},
+  const auto engine = initialize(model, Config::from_text(R"({"train_batch_size": 1, "optimizer": {"type": "AdamW"},
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 1},
         "pannier": {"overlap_step": true}})"));
   engine->core().set_units({{}, {0, 1}, {2, 3}});

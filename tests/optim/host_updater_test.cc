@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <future>
 #include <stdexcept>
 
 #include "pannier/base/error.h"
@@ -107,7 +105,6 @@ TEST_P(HostUpdaterTest, AFailedTransferReachesWhoWaits) {
   };
   HostUpdater updater(up_, kNumBuckets, options());
   updater.start(all_updates(), 1.0F, device_.record(Queue::kCompute));
-  EXPECT_NO_THROW((void)updater.wait_issued(4));
   EXPECT_THROW((void)updater.wait_issued(1), std::runtime_error);
   EXPECT_THROW((void)updater.wait_issued(0), std::runtime_error);
 }

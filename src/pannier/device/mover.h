@@ -91,7 +91,7 @@ class Mover {
   Device& device_;
   Queue queue_;
   MoverOptions options_;
-  RandomDelay delay_;  ///< Of the thread alone.
+  RandomDelay delay_;               ///< Of the thread alone.
   std::deque<InFlight> in_flight_;  ///< Of the thread alone.
   std::mutex jobs_mutex_;           ///< Guards jobs_ and closing_.
   std::condition_variable jobs_changed_;

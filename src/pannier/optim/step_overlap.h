@@ -41,7 +41,8 @@ class StepOverlap {
 
   /// Begins the updates of all host-routed buckets; none may be under way. Throws before anything was begun.
   void begin(const UpdatePipeline::Coefficients& coefficients, float grad_factor);
-  /// The model is about to run `unit`. Throws ConfigError for a parameter whose data was replaced while it was released.
+  /// The model is about to run `unit`. Throws ConfigError for a parameter whose data was replaced while it was
+  /// released.
   void tick(int unit);
   /// Everything is in place for what the calling thread does next. Throws as tick(), and what an update threw; its
   /// parameters then stay released.

@@ -48,8 +48,8 @@ class UpdatePipeline {
   void update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control);
   /// Updates what is updated on the host with a gradient factor that is known. Returns how many elements that were.
   std::int64_t update_on_host(const Coefficients& coefficients, float grad_factor);
-  /// What update_on_host() does for one bucket that is updated on the host, down to addresses, for another thread to run.
-  /// The host has waited for its gradients, and its state is lent until the lease ends. Empty: nothing is updated.
+  /// What update_on_host() does for one bucket that is updated on the host, down to addresses, for another thread to
+  /// run. The host has waited for its gradients, and its state is lent until the lease ends. Empty: nothing is updated.
   struct Prepared {
     Lease lease;
     BucketUpdate update;

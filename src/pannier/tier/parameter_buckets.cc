@@ -89,8 +89,8 @@ void ParameterBuckets::point_again(int parameter) {
   versions_[static_cast<std::size_t>(parameter)] = tensor._version();
 }
 
-// A storage that Python has once looked at counts Python's object for it too, for as long as anything else refers to it.
-// Without the parameter's own references such a storage goes, and one that stays is somebody's.
+// A storage that Python has once looked at counts Python's object for it too, for as long as anything else refers to
+// it. Without the parameter's own references such a storage goes, and one that stays is somebody's.
 bool ParameterBuckets::has_aliases(int parameter) {
   const auto index = static_cast<std::size_t>(parameter);
   auto& aliases = aliases_[index];
