@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pannier import backward_checks, core, groups, inputs, lr_schedules, managed, units
+from pannier import backward_checks, core, groups, inputs, lr_schedules, managed, overlap, units
 from pannier.batches import Batches
 from pannier.config import Config
 from pannier.errors import UsageError
@@ -79,7 +79,9 @@ class Engine(Batches, torch.nn.Module):
         self._input_hook = inputs.prepare(module, self)
         managed.register(self, self._params)
         refs: list[weakref.ref[torch.Tensor]] = [weakref.ref(param) for param in self._params]
-        hooks = units.watch(module, self) if core.call(handle.wants_ticks) else []
+        hooks = list(units.watch(module, self)) if core.call(handle.wants_ticks) else []
+        hooks += overlap.watch(module, self, handle, self._params)
+        self._overlaps = core.call(handle.overlaps)
         self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs, hooks)
 
     # --- the verbs of a training loop ---
@@ -88,6 +90,7 @@ class Engine(Batches, torch.nn.Module):
         """Runs the module."""
         if not torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
             core.call(self.core.tick_forward, 0)
+            self.wait_before_forward()
         self._look_at_batch(inputs, kwargs)
         return self.module(*inputs, **kwargs)
 
@@ -281,6 +284,7 @@ class Engine(Batches, torch.nn.Module):
     ) -> None:
         """Loads the state dict under checkpoint["module"] into the module."""
         self.core  # noqa: B018
+        self.wait_for_parameters()
         state = checkpoint["module"]
         if custom_load_fn is None:
             self.module.load_state_dict(state, strict=strict)
@@ -320,6 +324,24 @@ class Engine(Batches, torch.nn.Module):
             self._input_hook.remove()
             self._input_hook = None
         self._finalizer()
+
+    def train(self, mode: bool = True) -> Engine:
+        """Switches the module between training and evaluation, for which all parameters are in place."""
+        if not mode:
+            self.wait_for_parameters()
+        return super().train(mode)
+
+    def wait_for_parameters(self) -> None:
+        """With "overlap_step": waits until all parameters are in place. States may still travel."""
+        if self._overlaps and self._finalizer.alive and os.getpid() == self._process_id:
+            core.call(self._core.wait_for_parameters)
+
+    def wait_before_forward(self) -> None:
+        """With "overlap_step": waits for what a forward of the module must find in place when it begins."""
+        if self._overlaps and overlap.needs_everything(self.module):
+            self.wait_for_parameters()
+        elif self._overlaps and self._finalizer.alive and os.getpid() == self._process_id:
+            core.call(self._core.wait_for_unit, 0)
 
     def tick_forward(self, unit: int) -> None:
         """Tells the core that a unit is about to run. Nothing after `destroy()`, and in a forked child."""

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 if TYPE_CHECKING:
     from pannier.engine import Engine
 
-_ROWS = (torch.nn.ModuleList, torch.nn.Sequential)
+ROWS = (torch.nn.ModuleList, torch.nn.Sequential)
 # Process-wide by nature, like the table of managed parameters: a module is some engine's unit or nobody's.
 _ticked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -32,7 +32,7 @@ def units_of(model: torch.nn.Module) -> list[torch.nn.Module]:
         if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
             return
         seen.add(id(module))
-        is_row = isinstance(module, _ROWS)
+        is_row = isinstance(module, ROWS)
         if not is_row and (in_row or any(True for _ in module.parameters(recurse=False))):
             units[id(module)] = module
         if is_row or not in_row:

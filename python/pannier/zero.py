@@ -5,11 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pannier import managed
+
+if TYPE_CHECKING:
+    from pannier.engine import Engine
 
 
 class ZeroParamStatus(enum.Enum):
@@ -59,15 +62,19 @@ class GatheredParameters:
         self.enabled = enabled
 
     def __enter__(self) -> None:
-        return None
+        for engine in self._engines() if self.enabled else ():
+            engine.wait_for_parameters()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # Edits through `.data` are not counted by torch; who may modify is taken to have done so.
         if self.enabled and self.modifier_rank is not None:
-            for engine in {owner[0] for param in self.params if (owner := managed.owner_of(param)) is not None}:
+            for engine in self._engines():
                 engine.parameters_changed()
+
+    def _engines(self) -> set[Engine]:
+        return {owner[0] for param in self.params if (owner := managed.owner_of(param)) is not None}
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:

@@ -32,6 +32,7 @@ std::vector<at::Tensor> train(const std::string& text, int steps) {
   const auto engine = initialize(model, Config::from_text(text));
   torch::manual_seed(2);
   for (int i = 0; i < steps * 2; ++i) {
+    engine->begin_unit(0);
     const at::Tensor x = at::randn({2, 8}).to(model->parameters()[0].scalar_type());
     (void)engine->backward(model->forward(x).to(at::kFloat).pow(2).mean());
     (void)engine->step();
@@ -90,6 +91,52 @@ TEST(Engine, Fp32IsTheReferenceArithmeticBitForBit) {
       }
     }
   }
+}
+
+TEST(Engine, AnOverlappedStepChangesNoBit) {
+  for (const std::string dtype : {"", R"(, "bf16": {"enabled": true})"}) {
+    const auto expected = train(config_text("cpu", 2, dtype), 5);
+    for (const std::string seed : {"0", "1", "2"}) {
+      const std::string overlap = R"(, "pannier": {"overlap_step": true, "stress_seed": )" + seed + "}";
+      const auto actual = train(config_text("cpu", 2, dtype + overlap), 5);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(at::equal(expected[i], actual[i])) << dtype << seed << i;
+      }
+    }
+  }
+}
+
+TEST(Engine, AnOverlappedStepGivesParametersBackUnitByUnit) {
+  auto model = make_model();
+  const auto parameters = model->parameters();
+  const auto engine = initialize(model, Config::from_text(R"({"train_batch_size": 1, "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 1},
+        "pannier": {"overlap_step": true}})"));
+  engine->core().set_units({{}, {0, 1}, {2, 3}});
+  const auto is_away = [&](std::size_t i) {
+    try {
+      (void)parameters[i].data_ptr();
+    } catch (const c10::Error&) {
+      return true;
+    }
+    return false;
+  };
+  for (int step = 0; step < 4; ++step) {
+    engine->begin_unit(0);
+    if (step > 0) {
+      EXPECT_TRUE(is_away(0) && is_away(3));
+    }
+    engine->begin_unit(1);
+    EXPECT_FALSE(is_away(0) || is_away(1));
+    engine->begin_unit(2);
+    const at::Tensor loss = model->forward(at::ones({1, 8})).pow(2).mean();
+    (void)engine->backward(loss);
+    (void)engine->step();
+    EXPECT_TRUE(is_away(0) && is_away(1) && is_away(2) && is_away(3));
+    EXPECT_THROW((void)model->forward(at::ones({1, 8})), c10::Error);
+  }
+  engine->core().synchronize();
+  EXPECT_FALSE(is_away(0) || is_away(3));
 }
 
 TEST(Engine, LearningFollowsTheSchedule) {

@@ -81,6 +81,16 @@ void define_engine(torch::Library& library) {
              translated([&] { self->core.tick_forward(static_cast<int>(unit)); });
            })
       .def("wants_ticks", [](const Self& self) { return self->core.wants_ticks(); })
+      .def("set_units",
+           [](const Self& self, const std::vector<std::vector<std::int64_t>>& parameters_of) {
+             translated([&] { self->core.set_units(parameters_of); });
+           })
+      .def("wait_for_unit",
+           [](const Self& self, std::int64_t unit) {
+             translated([&] { self->core.wait_for_unit(static_cast<int>(unit)); });
+           })
+      .def("wait_for_parameters", [](const Self& self) { translated([&] { self->core.wait_for_parameters(); }); })
+      .def("overlaps", [](const Self& self) { return self->core.overlaps(); })
       .def("begin_backward",
            [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {
              return translated([&] {

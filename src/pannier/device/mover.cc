@@ -1,7 +1,6 @@
 #include "pannier/device/mover.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "pannier/base/error.h"
@@ -51,7 +50,7 @@ void Transfer::fail(std::exception_ptr error) {
 }
 
 Mover::Mover(Device& device, Queue queue, const MoverOptions& options)
-    : device_(device), queue_(queue), options_(options), delay_state_(options.delay_seed) {
+    : device_(device), queue_(queue), options_(options), delay_(options.delay_seed) {
   PANNIER_CHECK(options.piece_nbytes > 0 && options.depth > 0, "a mover needs pieces and room for one");
   thread_ = std::thread([this] { work(); });
 }
@@ -162,7 +161,7 @@ void Mover::issue_piece(const CopyRun& piece, const TransferPtr& last_of) {
   while (in_flight_.size() >= options_.depth) {
     retire_oldest();
   }
-  delay();
+  delay_();
   device_.copy(queue_, piece.to, piece.from, piece.nbytes);
   const EventPtr event = device_.record(queue_);
   in_flight_.push_back({event, last_of});
@@ -185,17 +184,6 @@ void Mover::retire_oldest() {
   if (oldest.transfer) {
     oldest.transfer->reach(Transfer::Stage::kDone, nullptr);
   }
-}
-
-// Up to two milliseconds, by a small generator of its own (xorshift), so that a seed gives one sequence.
-void Mover::delay() {
-  if (options_.delay_seed == 0) {
-    return;
-  }
-  delay_state_ ^= delay_state_ << 13;
-  delay_state_ ^= delay_state_ >> 7;
-  delay_state_ ^= delay_state_ << 17;
-  std::this_thread::sleep_for(std::chrono::microseconds(delay_state_ % 2000));
 }
 
 }  // namespace pannier

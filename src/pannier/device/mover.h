@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "pannier/base/random_delay.h"
 #include "pannier/device/device.h"
 
 namespace pannier {
@@ -86,12 +87,11 @@ class Mover {
   void issue(const Job& job);
   void issue_piece(const CopyRun& piece, const TransferPtr& last_of);
   void retire_oldest();
-  void delay();
 
   Device& device_;
   Queue queue_;
   MoverOptions options_;
-  std::uint64_t delay_state_ = 0;
+  RandomDelay delay_;               ///< Of the thread alone.
   std::deque<InFlight> in_flight_;  ///< Of the thread alone.
   std::mutex jobs_mutex_;           ///< Guards jobs_ and closing_.
   std::condition_variable jobs_changed_;

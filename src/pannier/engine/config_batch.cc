@@ -124,8 +124,6 @@ void Config::require_supported() const {
          "set pannier.device_memory to say how much the device may hold");
   refuse(!average_gradients,
          "gradient_allreduce_op: this version averages gradients over ranks; use \"mean\", and scale the loss");
-  refuse(pannier.overlap_step,
-         "pannier.overlap_step: in this version step() returns when every parameter is in place; leave it out");
   if (!errors.empty()) {
     throw ConfigError(config::join_errors("configuration", errors));
   }

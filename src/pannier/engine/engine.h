@@ -37,7 +37,9 @@ class Engine {
   /// Says that the module's forward is about to run a part of it, such as a transformer's block: `index` counts them
   /// from 1 in the order in which they run; 0 is the forward itself. Without it optimizer states that travel to the
   /// device are back on the host before forward begins; with it they may stay until their memory is needed. Results do
-  /// not depend on it.
+  /// not depend on it. With "overlap_step" it also waits for the parameters that the unit reads (core().set_units();
+  /// else all), so begin_unit(0) must come before each forward: parameters that are not in place throw when they are
+  /// read.
   void begin_unit(int index) { core_.tick_forward(index); }
 
   /// Runs backward from a loss of one element; gradients go to the engine. Returns the loss divided by the accumulation

@@ -46,6 +46,7 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.streamed_share = config.pannier.streamed_share.value_or(0.0);
   options.movers.delay_seed = config.pannier.stress_seed;
   options.device_budget = config.pannier.device_memory_nbytes;
+  options.overlap_step = config.pannier.overlap_step;
   return options;
 }
 
@@ -265,6 +266,7 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
   if (!lost_micro_batches_ && !parts_->reducer->backward_failed()) {
     broken_ = false;  // What failed was a window of one micro-batch, which is gone.
   }
+  wait_for_parameters();
   parts_->reducer->renew_hooks();
   const bool divide = scale_by_accumulation && batch_.accumulation > 1 && config_.managed_gradient_accumulation;
   const at::Tensor reported = divide ? loss / static_cast<double>(batch_.accumulation) : loss;
@@ -277,6 +279,9 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
 }
 
 void EngineCore::open_backward() {
+  if (parts_->overlap) {
+    parts_->overlap->wait_for_updates();  // New gradients go where they read theirs.
+  }
   parts_->reducer->begin_backward(is_boundary());
   if (parts_->pilot) {
     parts_->pilot->begin_backward(is_boundary());
@@ -292,6 +297,7 @@ void EngineCore::tick_forward(int unit) {
     parts_->gradients->free_sent(/*wait=*/false);
     parts_->pilot->tick_forward(unit);
   }
+  wait_for_unit(unit);
   if (route_planner_ && unit == 0) {
     route_planner_->mark_forward();
   }
@@ -362,6 +368,12 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     throw ConfigError(fmt::format("step() got {} parameter groups, the engine has {}", groups.size(), num_groups_));
   }
   require_outside_backward("step()");
+  wait_for_parameters();
+  if (parts_->overlap && route_planner_) {
+    if (const HostUpdateTime seen = parts_->overlap->take_time(); seen.numel > 0) {
+      route_planner_->saw_host_update(seen.numel, seen.seconds);
+    }
+  }
   GradientReducer& reducer = *parts_->reducer;
   if (broken_ || reducer.backward_failed()) {
     refuse_broken_window();
@@ -395,6 +407,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   const Verdict verdict = update(groups);
   const bool skip = verdict.decision.skip != 0;
   reducer.drop_window(true);
+  if (route_planner_) {
+    route_planner_->end_step();  // A bucket that changes its route must hold no gradient.
+  }
   overflow_ = skip;
   micro_in_window_ = 0;
   ++counters_.micro_steps;
@@ -452,13 +467,14 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
   if (parts_->pilot) {
     parts_->pilot->end_step();
   }
-  if (route_planner_) {
-    route_planner_->end_step();
-  }
   return verdict;
 }
 
 void EngineCore::update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
+  if (parts_->overlap) {
+    parts_->overlap->begin(coefficients, grad_factor);
+    return;
+  }
   const auto begin = std::chrono::steady_clock::now();
   const std::int64_t numel = parts_->pipeline->update_on_host(coefficients, grad_factor);
   if (route_planner_ && numel > 0) {

@@ -72,6 +72,16 @@ class EngineCore {
 
   /// The model is about to run one of its units, numbered by the caller in a fixed way.
   void tick_forward(int unit);
+  /// Which parameters (by their index in the inputs) each unit may read: unit i of tick_forward() those of everything
+  /// below it, 0 those of no unit. Given once, after construction; matters with "overlap_step" only, which without it
+  /// waits for everything before the model runs.
+  void set_units(const std::vector<std::vector<std::int64_t>>& parameters_of);
+  /// The part of tick_forward() that "overlap_step" needs: the parameters of `unit` are in place afterwards.
+  void wait_for_unit(int unit);
+  /// With "overlap_step": all parameters are in place for what the caller does next.
+  void wait_for_parameters();
+  /// Whether parameters may be away when step() has returned.
+  [[nodiscard]] bool overlaps() const noexcept { return parts_ != nullptr && parts_->overlap != nullptr; }
   /// Whether the caller should tell units apart by tick_forward().
   [[nodiscard]] bool wants_ticks() const noexcept { return parts_ != nullptr && parts_->pilot != nullptr; }
   /// Whether the next step() ends the accumulation window.

@@ -12,14 +12,46 @@
 
 namespace pannier {
 
+void EngineCore::set_units(const std::vector<std::vector<std::int64_t>>& parameters_of) {
+  require_open();
+  std::vector<std::vector<int>> managed;
+  for (const auto& parameters : parameters_of) {
+    auto& unit = managed.emplace_back();
+    for (const std::int64_t parameter : parameters) {
+      const int index = managed_of_.at(static_cast<std::size_t>(parameter));
+      if (index >= 0) {
+        unit.push_back(index);
+      }
+    }
+  }
+  if (overlaps()) {
+    parts_->overlap->set_units(managed);
+  }
+}
+
+void EngineCore::wait_for_unit(int unit) {
+  require_open();
+  if (overlaps()) {
+    parts_->overlap->tick(unit);
+  }
+}
+
+void EngineCore::wait_for_parameters() {
+  if (overlaps()) {
+    parts_->overlap->wait_for_all();
+  }
+}
+
 at::Tensor EngineCore::state(int parameter, const std::string& name) {
   const int index = managed_index(parameter);
+  wait_for_parameters();
   parts_->pipeline->take_edits(parts_->parameters->take_edits(false));
   return parts_->pipeline->read(index, name);
 }
 
 void EngineCore::set_state(int parameter, const std::string& name, const at::Tensor& value) {
   const int index = managed_index(parameter);
+  wait_for_parameters();
   parts_->pipeline->take_edits(parts_->parameters->take_edits(false));
   parts_->pipeline->write(index, name, value);
 }
@@ -36,6 +68,7 @@ std::int64_t& EngineCore::parameter_step(int parameter) {
 std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   const c10::NoGradGuard no_grad;
   const int index = managed_index(parameter);
+  wait_for_parameters();
   if (parts_->reducer->in_backward()) {
     parts_->reducer->end_backward();
   }
@@ -70,6 +103,7 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
 
 void EngineCore::synchronize() {
   require_open();
+  wait_for_parameters();
   if (parts_ && parts_->tide) {
     parts_->tide->settle();
   }
@@ -77,6 +111,7 @@ void EngineCore::synchronize() {
 
 void EngineCore::parameters_changed() {
   require_open();
+  wait_for_parameters();
   if (parts_) {
     std::vector<int> all(steps_.size());
     std::iota(all.begin(), all.end(), 0);

@@ -14,7 +14,8 @@ class DevicePath final : public UpdatePath {
   explicit DevicePath(Device& device) : device_(device) {}
   [[nodiscard]] Compute& compute() override { return device_.compute(); }
   // The update writes the very memory that the model reads.
-  void publish(int /*bucket*/, const StateView& /*view*/, std::int64_t /*begin*/, std::int64_t /*end*/) override {}
+  [[nodiscard]] CopyRun way_to_model(int /*bucket*/, const StateView& /*view*/) const override { return {}; }
+  void publish(const CopyRun& /*way*/) override {}
   void finish() override {}
   void fetch(int /*bucket*/, const StateView& /*view*/, std::int64_t /*begin*/, std::int64_t /*end*/) override {}
   void read_state(void* device_to, const void* state_from, std::size_t nbytes) override {
@@ -34,12 +35,13 @@ class HostPath final : public UpdatePath {
   HostPath(Device& device, const ParameterBuckets& buckets, Mover& up) : device_(device), buckets_(buckets), up_(up) {}
   [[nodiscard]] Compute& compute() override { return compute_; }
 
-  void publish(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
+  [[nodiscard]] CopyRun way_to_model(int bucket, const StateView& view) const override {
     const at::Tensor flat = buckets_.bucket(bucket);
+    return {flat.data_ptr(), view.param, flat.nbytes()};
+  }
+  void publish(const CopyRun& way) override {
     // Work that the caller has queued may still read the old parameter.
-    published_.push_back(
-        up_.push({{at(flat.data_ptr(), begin), at(view.param, begin), nbytes_of(end - begin, width())}},
-                 {device_.record(Queue::kCompute)}));
+    published_.push_back(up_.push({way}, {device_.record(Queue::kCompute)}));
   }
   void finish() override {
     for (const TransferPtr& transfer : std::exchange(published_, {})) {
@@ -72,6 +74,14 @@ class HostPath final : public UpdatePath {
 };
 
 }  // namespace
+
+std::int64_t BucketUpdate::numel() const {
+  std::int64_t sum = 0;
+  for (const kernels::UpdateTask& task : tasks) {
+    sum += task.buffers.numel;
+  }
+  return sum;
+}
 
 std::unique_ptr<UpdatePath> make_device_path(Device& device) { return std::make_unique<DevicePath>(device); }
 std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets, Mover& up) {

@@ -6,13 +6,23 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 #include "pannier/device/device.h"
 #include "pannier/device/mover.h"
+#include "pannier/kernels/update.h"
 #include "pannier/tier/parameter_buckets.h"
 #include "pannier/tier/state_store.h"
 
 namespace pannier {
+
+/// One bucket's update, ready to run: addresses only, so that any thread can.
+struct BucketUpdate {
+  int bucket = 0;
+  std::vector<kernels::UpdateTask> tasks;
+  CopyRun parameter;  ///< From where the update writes the bucket's parameters to where the model reads them.
+  [[nodiscard]] std::int64_t numel() const;
+};
 
 /// One way to update buckets. One thread.
 class UpdatePath {
@@ -24,9 +34,11 @@ class UpdatePath {
 
   /// The processor that updates.
   [[nodiscard]] virtual Compute& compute() = 0;
-  /// Brings elements [begin, end) of a bucket's parameter, as the update left them, to where the model reads them;
-  /// they are there when what comes after finish() runs.
-  virtual void publish(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) = 0;
+  /// The way of a bucket's parameters from where the update leaves them to where the model reads them; nothing where
+  /// that is the same.
+  [[nodiscard]] virtual CopyRun way_to_model(int bucket, const StateView& view) const = 0;
+  /// Sends a bucket's parameters that way; they are there when what comes after finish() runs.
+  virtual void publish(const CopyRun& way) = 0;
   /// Makes the caller's later device work start after all that was published.
   virtual void finish() = 0;
   /// The opposite of publish: the model's values become what the update reads.

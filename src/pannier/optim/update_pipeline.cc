@@ -108,32 +108,46 @@ kernels::UpdateTask UpdatePipeline::task_of(const Segment& segment, const StateV
            .numel = segment.numel}};
 }
 
-std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
-                                           const kernels::UpdateControl& control) {
+std::optional<UpdatePipeline::Prepared> UpdatePipeline::prepare(int bucket, const Coefficients& coefficients) {
   std::vector<const Segment*> updated;
-  const Bucket& elements = parts_.layout.buckets()[static_cast<std::size_t>(bucket)];
-  for (const Segment& segment : elements.segments) {
+  for (const Segment& segment : parts_.layout.buckets()[static_cast<std::size_t>(bucket)].segments) {
     if (coefficients.at(static_cast<std::size_t>(segment.parameter)) && segment.numel > 0) {
       updated.push_back(&segment);
     }
   }
   if (updated.empty()) {
-    return 0;
+    return std::nullopt;
   }
   const Way& way = parts_.routes.update_way(bucket);
-  const Lease lease = way.states->lease(bucket);
-  std::vector<kernels::UpdateTask> tasks;
+  Prepared prepared{way.states->lease(bucket), {.bucket = bucket, .tasks = {}, .parameter = {}}};
+  const StateView& view = prepared.lease.view();
   for (const Segment* segment : updated) {
-    tasks.push_back(task_of(*segment, lease.view(), *coefficients[static_cast<std::size_t>(segment->parameter)]));
+    prepared.update.tasks.push_back(
+        task_of(*segment, view, *coefficients[static_cast<std::size_t>(segment->parameter)]));
   }
-  way.path->compute().update(parts_.algorithm, parts_.format, tasks, control);
-  way.path->publish(bucket, lease.view(), 0, elements.numel);
-  std::int64_t numel = 0;
-  for (const Segment* segment : updated) {
-    parts_.gradients.drop(segment->parameter);
-    numel += segment->numel;
+  prepared.update.parameter = way.path->way_to_model(bucket, view);
+  return prepared;
+}
+
+std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
+                                           const kernels::UpdateControl& control) {
+  const std::optional<Prepared> prepared = prepare(bucket, coefficients);
+  if (!prepared) {
+    return 0;
   }
-  return numel;
+  UpdatePath& path = *parts_.routes.update_way(bucket).path;
+  path.compute().update(parts_.algorithm, parts_.format, prepared->update.tasks, control);
+  path.publish(prepared->update.parameter);
+  drop_gradients(bucket, coefficients);
+  return prepared->update.numel();
+}
+
+void UpdatePipeline::drop_gradients(int bucket, const Coefficients& coefficients) {
+  for (const Segment& segment : parts_.layout.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    if (coefficients[static_cast<std::size_t>(segment.parameter)] && segment.numel > 0) {
+      parts_.gradients.drop(segment.parameter);
+    }
+  }
 }
 
 // Buckets are in backward order; the next forward needs the last one first.

@@ -48,6 +48,18 @@ class UpdatePipeline {
   void update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control);
   /// Updates what is updated on the host with a gradient factor that is known. Returns how many elements that were.
   std::int64_t update_on_host(const Coefficients& coefficients, float grad_factor);
+  /// What update_on_host() does for one bucket that is updated on the host, down to addresses, for another thread to
+  /// run. The host has waited for its gradients, and its state is lent until the lease ends. Empty: nothing is updated.
+  struct Prepared {
+    Lease lease;
+    BucketUpdate update;
+  };
+  [[nodiscard]] std::optional<Prepared> prepare(int bucket, const Coefficients& coefficients);
+  /// Forgets the gradients that an update of the bucket has used; memory whose address was prepared stays.
+  void drop_gradients(int bucket, const Coefficients& coefficients);
+  /// Runs one bucket's update where its route says, with what `control` points to there.
+  /// Returns how many elements that were.
+  std::int64_t update_bucket(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
   /// After an update: the caller's later work sees the new parameters, and their versions are bumped.
   void publish_versions(const Coefficients& coefficients);
   /// Changes how a bucket is updated, between steps.
@@ -71,7 +83,6 @@ class UpdatePipeline {
   [[nodiscard]] Lease lease_of(int parameter) {
     return rest_way(parameter).states->lease(parts_.layout.bucket_of(parameter));
   }
-  std::int64_t update_bucket(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
   [[nodiscard]] kernels::UpdateTask task_of(const Segment& segment, const StateView& view,
                                             const kernels::UpdateCoefficients& constants);
   void set_master(const Segment& segment, const StateView& view, const float* values);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "pannier/base/error.h"
@@ -40,8 +41,10 @@ ParameterBuckets::ParameterBuckets(Device& device, const BucketLayout& layout, s
     strides_.push_back(packed_strides(parameters_[i], names_[i]));
   }
   buckets_.resize(static_cast<std::size_t>(layout.num_buckets()));
+  sizes_.resize(parameters_.size());
   versions_.resize(parameters_.size());
   storages_.resize(parameters_.size());
+  aliases_.resize(parameters_.size());
 }
 
 void ParameterBuckets::allocate(int bucket) {
@@ -69,16 +72,40 @@ void* ParameterBuckets::address(int parameter) const {
 }
 
 void ParameterBuckets::point_into_bucket(int parameter) {
+  sizes_[static_cast<std::size_t>(parameter)] = parameters_[static_cast<std::size_t>(parameter)].sizes().vec();
+  point_again(parameter);
+}
+
+void ParameterBuckets::point_again(int parameter) {
   const c10::NoGradGuard no_grad;
   auto& tensor = parameters_[static_cast<std::size_t>(parameter)];
   const at::Tensor flat = buckets_[static_cast<std::size_t>(layout_.bucket_of(parameter))];
   // The deleter's copy of `flat` keeps the bucket alive for as long as anybody looks at the parameter.
   const at::Tensor view = at::from_blob(
-      address(parameter), tensor.sizes(), strides_[static_cast<std::size_t>(parameter)], [flat](void*) {},
-      flat.options());
+      address(parameter), sizes_[static_cast<std::size_t>(parameter)], strides_[static_cast<std::size_t>(parameter)],
+      [flat](void*) {}, flat.options());
   tensor.set_data(view);
   storages_[static_cast<std::size_t>(parameter)] = tensor.storage();
   versions_[static_cast<std::size_t>(parameter)] = tensor._version();
+}
+
+// A storage that Python has once looked at counts Python's object for it too, for as long as anything else refers to
+// it. Without the parameter's own references such a storage goes, and one that stays is somebody's.
+bool ParameterBuckets::has_aliases(int parameter) {
+  const auto index = static_cast<std::size_t>(parameter);
+  auto& aliases = aliases_[index];
+  if (storages_[index].use_count() > 2) {  // The parameter's and ours.
+    aliases.push_back(storages_[index].getWeakStorageImpl());
+    point_again(parameter);
+  }
+  std::erase_if(aliases, [](const auto& alias) { return alias.expired(); });
+  return !aliases.empty();
+}
+
+bool ParameterBuckets::has_bucket_form(int parameter) const {
+  const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
+  return tensor.scalar_type() == dtype_ && tensor.device() == device_.torch_device() && tensor.storage_offset() == 0 &&
+         tensor.sizes() == sizes_[static_cast<std::size_t>(parameter)] && is_packed(tensor, parameter);
 }
 
 at::Tensor ParameterBuckets::view_like_parameter(const at::Tensor& flat_segment, int parameter) const {
@@ -116,8 +143,10 @@ void ParameterBuckets::require_same_kind(int parameter) const {
         layout_.segment_of(parameter).numel, strides.size(), device_.torch_device().str()));
   }
   const auto& storage = storages_[static_cast<std::size_t>(parameter)];
+  const auto& aliases = aliases_[static_cast<std::size_t>(parameter)];
   const std::size_t expected_references = tensor.storage().is_alias_of(storage) ? 2 : 1;
-  if (is_replaced(parameter) && storage && storage.use_count() > expected_references) {
+  const bool is_kept = std::any_of(aliases.begin(), aliases.end(), [](const auto& alias) { return !alias.expired(); });
+  if (is_replaced(parameter) && storage && (is_kept || storage.use_count() > expected_references)) {
     throw ConfigError(fmt::format(
         "the data of parameter {} was replaced while something else still refers to the memory that it had, "
         "which the engine would overwrite; keep copies (.clone()), or use copy_() to set values",

@@ -43,6 +43,18 @@ class ParameterBuckets {
   /// Address of a parameter's first element in its bucket.
   [[nodiscard]] void* address(int parameter) const;
 
+  /// The storage that a parameter has as the engine left it: its view of its bucket.
+  [[nodiscard]] const c10::Storage& storage(int parameter) const {
+    return storages_.at(static_cast<std::size_t>(parameter));
+  }
+  /// Whether something else refers to a parameter's memory: a detached tensor, a state dict, a graph that is kept. May
+  /// give the parameter a new storage object over the same memory, which tells the others from what is only left over.
+  [[nodiscard]] bool has_aliases(int parameter);
+  /// Whether a parameter has the type, shape and strides with which it was pointed into its bucket.
+  [[nodiscard]] bool has_bucket_form(int parameter) const;
+  /// Points a parameter, whatever became of it, into its bucket as it was.
+  void point_again(int parameter);
+
   /// `flat`, a tensor laid out as the parameter's bucket (gradients, say), seen with the parameter's shape and strides.
   [[nodiscard]] at::Tensor view_like_parameter(const at::Tensor& flat_segment, int parameter) const;
 
@@ -70,9 +82,11 @@ class ParameterBuckets {
   std::vector<std::string> names_;
   at::ScalarType dtype_;
   std::vector<std::vector<std::int64_t>> strides_;
+  std::vector<std::vector<std::int64_t>> sizes_;  ///< Of the parameters, as they were pointed into their buckets.
   std::vector<at::Tensor> buckets_;
   std::vector<std::int64_t> versions_;
   std::vector<c10::Storage> storages_;  ///< Each parameter's view of its bucket.
+  std::vector<std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>> aliases_;  ///< Earlier ones that others kept.
 };
 
 }  // namespace pannier

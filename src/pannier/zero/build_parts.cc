@@ -108,6 +108,9 @@ MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::i
 }
 
 Parts::~Parts() {
+  if (overlap) {
+    overlap->close();
+  }
   for (Mover* mover : {up.get(), down.get()}) {
     if (mover != nullptr) {
       mover->close();
@@ -140,6 +143,11 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
                                                     *parts.communicator, *parts.judge);
   if (parts.tide) {
     parts.pilot = std::make_unique<TidePilot>(device, *parts.tide, *parts.routes, options.device_budget);
+  }
+  if (parts.tide && options.overlap_step) {
+    parts.overlap = std::make_unique<StepOverlap>(
+        StepOverlapParts{device, *parts.layout, *parts.parameters, *parts.pipeline, *parts.routes, *parts.up},
+        HostUpdaterOptions{options.algorithm, state_format_of(options.dtype), options.movers.delay_seed});
   }
   return parts;
 }

@@ -11,6 +11,7 @@
 #include "pannier/comm/communicator.h"
 #include "pannier/device/device.h"
 #include "pannier/layout/bucket_layout.h"
+#include "pannier/optim/step_overlap.h"
 #include "pannier/optim/tide_pilot.h"
 #include "pannier/optim/update_pipeline.h"
 #include "pannier/plan/memory_plan.h"
@@ -33,6 +34,7 @@ struct PartsOptions {
   double streamed_share = 0.0;
   std::optional<std::size_t> device_budget;  ///< What the device may hold in all; empty: what the model itself takes.
   MoverOptions movers;
+  bool overlap_step = false;  ///< Host updates run beside the next forward.
 };
 
 /// The parts, in order of dependence. Those that a home does not need are null.
@@ -40,7 +42,7 @@ struct Parts {
   Parts() = default;
   Parts(Parts&&) = default;
   Parts& operator=(Parts&&) = delete;
-  /// Ends the movers before the memory that they work on goes.
+  /// Ends the threads before the memory that they work on goes.
   ~Parts();
 
   std::unique_ptr<Mover> up;
@@ -62,6 +64,7 @@ struct Parts {
   std::vector<std::unique_ptr<Registration>> registrations;
   std::unique_ptr<UpdatePipeline> pipeline;
   std::unique_ptr<GradientReducer> reducer;
+  std::unique_ptr<StepOverlap> overlap;
 };
 
 /// What the parts will hold, without building them. `unmanaged_nbytes`: frozen parameters and buffers.

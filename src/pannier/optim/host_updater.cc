@@ -1,0 +1,105 @@
+#include "pannier/optim/host_updater.h"
+
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "pannier/base/error.h"
+
+namespace pannier {
+
+HostUpdater::HostUpdater(Mover& up, int num_buckets, const HostUpdaterOptions& options)
+    : up_(up), options_(options), delay_(options.delay_seed), sent_(static_cast<std::size_t>(num_buckets)) {
+  thread_ = std::thread([this] { work(); });
+}
+
+HostUpdater::~HostUpdater() { close(); }
+
+void HostUpdater::start(std::vector<BucketUpdate> updates, float grad_factor, EventPtr after) {
+  {
+    const std::lock_guard lock(updates_mutex_);
+    if (error_ != nullptr) {
+      std::rethrow_exception(error_);
+    }
+    PANNIER_CHECK(updates_.empty() && !closing_, "updates were begun while others run, or after the end");
+    for (const BucketUpdate& update : updates) {
+      sent_.at(static_cast<std::size_t>(update.bucket)) = nullptr;
+    }
+    updates_.assign(std::make_move_iterator(updates.begin()), std::make_move_iterator(updates.end()));
+    grad_factor_ = grad_factor;
+    after_ = std::move(after);
+  }
+  changed_.notify_all();
+}
+
+EventPtr HostUpdater::wait_issued(int bucket) {
+  TransferPtr sent;
+  {
+    std::unique_lock lock(updates_mutex_);
+    changed_.wait(lock, [&] { return error_ != nullptr || sent_.at(static_cast<std::size_t>(bucket)) != nullptr; });
+    if (error_ != nullptr) {
+      std::rethrow_exception(error_);
+    }
+    sent = sent_[static_cast<std::size_t>(bucket)];
+  }
+  return sent->wait_issued();
+}
+
+HostUpdateTime HostUpdater::take_time() {
+  const std::lock_guard lock(updates_mutex_);
+  return std::exchange(time_, {});
+}
+
+void HostUpdater::close() noexcept {
+  {
+    const std::lock_guard lock(updates_mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void HostUpdater::work() {
+  while (true) {
+    const BucketUpdate* next = nullptr;
+    {
+      std::unique_lock lock(updates_mutex_);
+      changed_.wait(lock, [this] { return closing_ || !updates_.empty(); });
+      if (updates_.empty()) {
+        return;
+      }
+      next = &updates_.front();  // Nobody else touches it before it is popped.
+    }
+    try {
+      run(*next);
+    } catch (...) {
+      {
+        const std::lock_guard lock(updates_mutex_);
+        error_ = std::current_exception();
+        updates_.clear();
+      }
+      changed_.notify_all();
+    }
+  }
+}
+
+void HostUpdater::run(const BucketUpdate& update) {
+  delay_();
+  const std::uint32_t skip = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  compute_.update(options_.algorithm, options_.format, update.tasks, {&grad_factor_, &skip});
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  TransferPtr sent = up_.push({update.parameter}, {after_});
+  {
+    const std::lock_guard lock(updates_mutex_);
+    sent_[static_cast<std::size_t>(update.bucket)] = std::move(sent);
+    time_.numel += update.numel();
+    time_.seconds += time.count();
+    updates_.pop_front();
+  }
+  changed_.notify_all();
+}
+
+}  // namespace pannier

@@ -1,0 +1,167 @@
+#include "pannier/optim/step_overlap.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <utility>
+
+#include "pannier/base/error.h"
+#include "pannier/base/log.h"
+
+namespace pannier {
+
+StepOverlap::StepOverlap(StepOverlapParts parts, const HostUpdaterOptions& options)
+    : parts_(parts),
+      released_(parts.layout, parts.parameters),
+      updater_(parts.up, parts.layout.num_buckets(), options),
+      first_use_(static_cast<std::size_t>(parts.layout.num_buckets())) {
+  for (int b = 0; b < parts.layout.num_buckets(); ++b) {
+    lent_.emplace_back();
+  }
+}
+
+void StepOverlap::set_units(const std::vector<std::vector<int>>& parameters_of) {
+  wait_for_all();
+  buckets_of_.clear();
+  for (const std::vector<int>& parameters : parameters_of) {
+    std::vector<int>& buckets = buckets_of_.emplace_back();
+    for (const int parameter : parameters) {
+      buckets.push_back(parts_.layout.bucket_of(parameter));
+    }
+    std::sort(buckets.begin(), buckets.end());
+    buckets.erase(std::unique(buckets.begin(), buckets.end()), buckets.end());
+  }
+  order_.assign(buckets_of_.size(), -1);
+  num_ticked_ = 0;
+}
+
+// What no unit of the last window is known to read may be read by anybody (a weight that is used without its module
+// being called), so it must be there when forward begins.
+std::vector<int> StepOverlap::first_uses() const {
+  constexpr int kNever = std::numeric_limits<int>::max();
+  std::vector<int> result(first_use_.size(), kNever);
+  for (std::size_t unit = 0; unit < buckets_of_.size(); ++unit) {
+    const int use = unit == 0 ? 0 : order_[unit] + 1;
+    for (const int bucket : buckets_of_[unit]) {
+      int& first = result[static_cast<std::size_t>(bucket)];
+      first = std::min(first, use);
+    }
+  }
+  std::replace(result.begin(), result.end(), kNever, 0);
+  return result;
+}
+
+void StepOverlap::begin(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
+  std::vector<int> buckets;
+  first_use_ = first_uses();
+  std::fill(order_.begin(), order_.end(), -1);
+  num_ticked_ = 0;
+  const std::uint32_t skip = 0;
+  for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
+    if (parts_.routes.route(b) != UpdateRoute::kHost) {
+      continue;
+    }
+    if (const int parameter = released_.aliased(b); parameter >= 0) {
+      note_alias(parameter);
+      (void)parts_.pipeline.update_bucket(b, coefficients, {&grad_factor, &skip});
+    } else {
+      buckets.push_back(b);
+    }
+  }
+  std::stable_sort(buckets.begin(), buckets.end(), [this](int left, int right) {
+    return first_use_[static_cast<std::size_t>(left)] < first_use_[static_cast<std::size_t>(right)];
+  });
+  std::vector<UpdatePipeline::Prepared> prepared;
+  for (const int b : buckets) {
+    if (auto one = parts_.pipeline.prepare(b, coefficients)) {
+      parts_.pipeline.drop_gradients(b, coefficients);  // Where they lie, nothing is written before the next backward.
+      prepared.push_back(std::move(*one));
+    }
+  }
+  // Nothing below throws but for want of memory.
+  std::vector<BucketUpdate> updates;
+  for (UpdatePipeline::Prepared& one : prepared) {
+    released_.release(one.update.bucket);
+    lent_[static_cast<std::size_t>(one.update.bucket)].emplace(std::move(one.lease));
+    updates.push_back(std::move(one.update));
+  }
+  updater_.start(std::move(updates), grad_factor, parts_.device.record(Queue::kCompute));
+}
+
+void StepOverlap::tick(int unit) {
+  if (buckets_of_.empty()) {
+    wait_for_all();
+    return;
+  }
+  const auto index = static_cast<std::size_t>(unit);
+  if (unit == 0) {
+    for (int b = static_cast<int>(first_use_.size()) - 1; b >= 0; --b) {
+      if (first_use_[static_cast<std::size_t>(b)] == 0) {
+        restore(b);
+      }
+    }
+  }
+  if (unit < 0 || index >= buckets_of_.size()) {
+    return;
+  }
+  if (order_[index] < 0) {
+    order_[index] = num_ticked_++;
+  }
+  for (const int bucket : buckets_of_[index]) {
+    restore(bucket);
+  }
+}
+
+void StepOverlap::restore(int bucket) {
+  if (!released_.is_released(bucket)) {
+    return;
+  }
+  parts_.device.wait(Queue::kCompute, updater_.wait_issued(bucket));
+  lent_[static_cast<std::size_t>(bucket)].reset();
+  released_.restore(bucket);
+}
+
+void StepOverlap::wait_for_all() {
+  std::exception_ptr first;
+  for (int b = static_cast<int>(first_use_.size()) - 1; b >= 0; --b) {
+    try {
+      restore(b);
+    } catch (...) {
+      first = first ? first : std::current_exception();
+    }
+  }
+  if (first) {
+    std::rethrow_exception(first);
+  }
+}
+
+void StepOverlap::wait_for_updates() {
+  for (int b = 0; b < static_cast<int>(first_use_.size()); ++b) {
+    if (released_.is_released(b)) {
+      (void)updater_.wait_issued(b);
+    }
+  }
+}
+
+void StepOverlap::close() noexcept {
+  try {
+    wait_for_all();
+  } catch (const std::exception& error) {
+    log::warning(fmt::format("the end of an engine: {}", error.what()));
+  }
+  updater_.close();
+  lent_.clear();
+}
+
+void StepOverlap::note_alias(int parameter) {
+  if (!std::exchange(noted_alias_, true)) {
+    log::warning(fmt::format(
+        "something refers to the memory of parameter {} (a detached tensor, a state dict, a graph that is kept), so "
+        "step() waits for its bucket and for all others of the kind; with copies (.clone()) it would not have to",
+        parts_.parameters.name(parameter)));
+  }
+}
+
+}  // namespace pannier
