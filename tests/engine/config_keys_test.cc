@@ -39,7 +39,7 @@ TEST(UnknownKeys, NameThePathAndTheNearestKey) {
        "optimizer.params.learning_rate: unknown key; did you mean optimizer.params.lr?"},
       {R"({"stage": 2})", "stage: unknown key; did you mean zero_optimization.stage?"},
       {R"({"pannier": {"qqqqqqqqqqqq": 2}})",
-       "pannier.qqqqqqqqqqqq: unknown key; pannier has device_memory, host_memory"},
+       "pannier.qqqqqqqqqqqq: unknown key; pannier has device, device_memory, host_memory"},
       {R"({"qqqqqqqqqqqqqqqqqq": 2})", "qqqqqqqqqqqqqqqqqq: unknown key"},
       {R"({"zero_optimization": {"offload_param": {"stage3_prefetch_bucket_size": 1}}})",
        "did you mean zero_optimization.stage3_prefetch_bucket_size?"},
