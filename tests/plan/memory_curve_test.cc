@@ -54,6 +54,17 @@ TEST(MemoryCurve, TicksBeyondTheLastStepAreUnlikeIt) {
   EXPECT_EQ(curve.until_next_tick(), 30U);
 }
 
+TEST(MemoryCurve, AnIntervalThatVariesBelowThePeakIsNoNewStep) {
+  MemoryCurve curve;
+  run_step(curve, {10, 20, 90, 40, 30});
+  curve.tick(0, 10);
+  curve.tick(1, 60);
+  EXPECT_TRUE(curve.is_like_last());
+  EXPECT_EQ(curve.until_end(), 90U);
+  curve.tick(2, 100);
+  EXPECT_FALSE(curve.is_like_last());
+}
+
 TEST(MemoryCurve, SinksSlowlyAndRisesAtOnce) {
   MemoryCurve curve;
   run_step(curve, {0, 80, 0});

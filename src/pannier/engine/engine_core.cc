@@ -293,6 +293,7 @@ void EngineCore::open_backward() {
 
 void EngineCore::tick_forward(int unit) {
   require_open();
+  const auto begin = std::chrono::steady_clock::now();
   if (parts_ && parts_->pilot) {
     parts_->gradients->free_sent(/*wait=*/false);
     parts_->pilot->tick_forward(unit);
@@ -300,6 +301,8 @@ void EngineCore::tick_forward(int unit) {
   wait_for_unit(unit);
   if (route_planner_ && unit == 0) {
     route_planner_->mark_forward();
+  } else if (route_planner_) {
+    route_planner_->saw_wait(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
 }
 
@@ -473,6 +476,9 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
 void EngineCore::update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
   if (parts_->overlap) {
     parts_->overlap->begin(coefficients, grad_factor);
+    if (route_planner_ && route_planner_->wants_clean_step()) {
+      parts_->overlap->wait_for_all();
+    }
     return;
   }
   const auto begin = std::chrono::steady_clock::now();

@@ -15,8 +15,9 @@ namespace {
 
 // A new split must promise this much of a step to be worth the change.
 constexpr double kLeastGain = 0.01;
-// A time may have waited for transfers, so the least one says what the model itself takes; it rises slowly, for batches
-// that grow.
+// A forward that waited for more than this part of its time says nothing about the model.
+constexpr double kMostWait = 0.02;
+// The least time seen counts; it rises slowly, for batches that grow.
 constexpr double kRise = 1.02;
 
 void keep_least(std::optional<double>& value, double seen) { value = value ? std::min(kRise * *value, seen) : seen; }
@@ -53,7 +54,10 @@ void RoutePlanner::saw_host_update(std::int64_t numel, double seconds) {
 
 void RoutePlanner::observe() {
   if (forward_ && backward_ && update_) {
-    keep_least(parts_.input.observation.forward_s, parts_.device.seconds_between(forward_, backward_));
+    const double forward = parts_.device.seconds_between(forward_, backward_);
+    if (waited_s_ < kMostWait * forward) {
+      keep_least(parts_.input.observation.forward_s, forward);
+    }
     keep_least(parts_.input.observation.backward_s, parts_.device.seconds_between(backward_, update_));
   }
   forward_ = backward_ = update_ = nullptr;

@@ -32,9 +32,16 @@ class RoutePlanner {
   RoutePlanner(RoutePlannerParts parts, MeasuredRates rates);
 
   /// Moments of a micro-batch, in the order of the caller's stream.
-  void mark_forward() { forward_ = parts_.device.record_time(); }
+  void mark_forward() {
+    forward_ = parts_.device.record_time();
+    waited_s_ = 0;
+  }
   void mark_backward() { backward_ = parts_.device.record_time(); }
   void mark_update() { update_ = parts_.device.record_time(); }
+  /// The host waited for transfers or updates in the forward that is under way, so that it says little about the model.
+  void saw_wait(double seconds) noexcept { waited_s_ += seconds; }
+  /// Whether a forward without waits is still to be seen: steps should not overlap until then.
+  [[nodiscard]] bool wants_clean_step() const noexcept { return num_steps_ < kCleanSteps; }
   /// The host updated `numel` parameters in `seconds`.
   void saw_host_update(std::int64_t numel, double seconds);
   /// A step has ended, and the device is past its gradients. After a few steps, and then ever more rarely, solves the
@@ -56,12 +63,15 @@ class RoutePlanner {
   void observe();
   void solve();
 
+  static constexpr std::int64_t kCleanSteps = 3;  ///< The first is slow; two are seen.
+
   RoutePlannerParts parts_;
   RateOrigin origin_;
   SplitPlan split_;
   EventPtr forward_, backward_, update_;
   std::int64_t num_steps_ = 0;
-  std::int64_t next_solve_ = 2;
+  std::int64_t next_solve_ = kCleanSteps;
+  double waited_s_ = 0;  ///< In this forward.
 };
 
 /// This machine's rates with this device, measured or from the cache.

@@ -28,7 +28,7 @@ class MemoryCurve {
   [[nodiscard]] std::size_t at_end() const noexcept { return known_.empty() ? 0 : known_.back().peak_nbytes; }
   /// The most that is expected between the end of a step and the first tick of the next.
   [[nodiscard]] std::size_t until_first_tick() const noexcept { return known_before_first_; }
-  /// Whether this step has, so far, the last one's ticks and takes no more than it.
+  /// Whether this step has, so far, the last one's ticks and takes no more than its peak.
   [[nodiscard]] bool is_like_last() const noexcept { return like_last_ && !seen_.empty(); }
   /// Whether a step has been seen.
   [[nodiscard]] bool is_known() const noexcept { return !known_.empty(); }
@@ -47,7 +47,7 @@ class MemoryCurve {
   std::size_t known_before_first_ = 0;
   std::size_t known_overall_ = 0;
   std::size_t seen_overall_ = 0;
-  bool like_last_ = true;  ///< The keys so far are those of the last step, and the peaks are not above it.
+  bool like_last_ = true;  ///< The keys so far are those of the last step, and no peak is above its peak.
 };
 
 }  // namespace pannier
