@@ -13,7 +13,6 @@
 
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
-#include "pannier/device/dtype.h"
 #include "pannier/engine/unmanaged_tensors.h"
 
 namespace pannier {
@@ -102,7 +101,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
     if (parts_->pilot) {
       parts_->reducer->on_closed([pilot = parts_->pilot.get()](int bucket) { pilot->tick_backward(bucket); });
-      plan_routes(options);
+      plan_routes(options, input);
     }
   }
   if (config_.pannier.device_memory_nbytes) {
@@ -115,18 +114,16 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
 }
 
 // On the CPU the device's memory and the host's are one, so there is nothing to gain by a stream.
-void EngineCore::plan_routes(const PartsOptions& options) {
+void EngineCore::plan_routes(const PartsOptions& options, const MemoryPlanInput& plan) {
   if (config_.pannier.streamed_share || device_->torch_device().is_cpu()) {
     return;
   }
   SplitInput input =
-      split_input(state_shape_of(state_format_of(options.dtype),
-                                 static_cast<int>(kernels::state_names(options.algorithm, options.momentum).size())),
-                  parts_->layout->numel(), options.accumulates && !options.sum_in_own_type);
+      split_input(plan.shape, parts_->layout->numel(), options.accumulates && !options.sum_in_own_type);
   input.overlap_step = config_.pannier.overlap_step;
   input.micro_batches = batch_.accumulation;
   route_planner_ = std::make_unique<RoutePlanner>(
-      RoutePlannerParts{*device_, *parts_->layout, *parts_->routes, *parts_->pipeline, *parts_->pilot, input},
+      RoutePlannerParts{*device_, plan.bucket_numels, *parts_->routes, *parts_->pipeline, *parts_->pilot, input},
       machine_rates(*device_));
 }
 

@@ -146,7 +146,7 @@ class EngineCore {
   void open_backward();
   void skip_step(const Verdict& verdict);
   void require_all_used();
-  void plan_routes(const PartsOptions& options);
+  void plan_routes(const PartsOptions& options, const MemoryPlanInput& plan);
   void update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor);
   [[nodiscard]] Verdict update(const std::vector<kernels::Hyperparameters>& groups);
 

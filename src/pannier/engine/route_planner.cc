@@ -29,21 +29,12 @@ RoutePlanner::RoutePlanner(RoutePlannerParts parts, MeasuredRates rates)
   parts_.input.rates = rates.rates;
 }
 
-std::vector<std::int64_t> RoutePlanner::bucket_numels() const {
-  std::vector<std::int64_t> numels;
-  for (const Bucket& bucket : parts_.layout.buckets()) {
-    numels.push_back(bucket.numel);
-  }
-  return numels;
-}
-
 double RoutePlanner::streamed_share() const {
-  const auto numels = bucket_numels();
   std::int64_t streamed = 0;
-  for (std::size_t b = 0; b < numels.size(); ++b) {
-    streamed += routes()[b] == UpdateRoute::kStreamed ? numels[b] : 0;
+  for (std::size_t b = 0; b < bucket_numels().size(); ++b) {
+    streamed += routes()[b] == UpdateRoute::kStreamed ? bucket_numels()[b] : 0;
   }
-  return static_cast<double>(streamed) / static_cast<double>(std::max<std::int64_t>(1, parts_.layout.numel()));
+  return static_cast<double>(streamed) / static_cast<double>(std::max<std::int64_t>(1, parts_.input.numel));
 }
 
 void RoutePlanner::saw_host_update(std::int64_t numel, double seconds) {
@@ -77,7 +68,7 @@ void RoutePlanner::solve() {
   // The gradients of streamed parameters are on the device too; the model of time counts them itself.
   parts_.input.room_nbytes =
       parts_.pilot.room_nbytes() +
-      static_cast<std::size_t>(share * static_cast<double>(parts_.layout.numel()) * parts_.input.gradient_nbytes);
+      static_cast<std::size_t>(share * static_cast<double>(parts_.input.numel) * parts_.input.gradient_nbytes);
   const SplitPlan best = solve_split(parts_.input);
   const SplitPlan present = evaluate_split(parts_.input, share);
   if (num_steps_ > 2 && present.predicted_step_s - best.predicted_step_s < kLeastGain * best.predicted_step_s) {
@@ -87,13 +78,13 @@ void RoutePlanner::solve() {
   split_ = best;
   const auto chosen = assign_routes(
       bucket_numels(), {.device = 0.0, .host = best.host_share, .most_streamed_numel = best.most_streamed_numel});
-  for (int b = 0; b < parts_.layout.num_buckets(); ++b) {
-    parts_.pipeline.set_route(b, chosen[static_cast<std::size_t>(b)]);
+  for (std::size_t b = 0; b < chosen.size(); ++b) {
+    parts_.pipeline.set_route(static_cast<int>(b), chosen[b]);
   }
   log::info(fmt::format(
-      "update split after {} steps: {:.0f} % streamed, {:.0f} % on the host; {:.3f} s a step expected, of which {:.3f} "
-      "s "
-      "hidden by nothing; {} binds (forward {:.3f} s, backward {:.3f} s, {} free at the peak, {} at the update)",
+      "update split after {} steps: {:.0f} % streamed, {:.0f} % on the host; {:.3f} s a step expected, of which "
+      "{:.3f} s hidden by nothing; {} binds (forward {:.3f} s, backward {:.3f} s, {} free at the peak, {} at the "
+      "update)",
       num_steps_, 100 * best.streamed_share, 100 * best.host_share, best.predicted_step_s, best.exposed_s, best.binds,
       *parts_.input.observation.forward_s, parts_.input.observation.backward_s.value_or(0.0),
       format_bytes(parts_.input.slack_nbytes), format_bytes(*parts_.input.room_nbytes)));

@@ -19,7 +19,7 @@ namespace pannier {
 /// What a route planner works with. Everything must outlive it.
 struct RoutePlannerParts {
   Device& device;
-  const BucketLayout& layout;
+  std::vector<std::int64_t> bucket_numels;  ///< In backward order.
   UpdateRoutes& routes;
   UpdatePipeline& pipeline;
   TidePilot& pilot;
@@ -52,7 +52,7 @@ class RoutePlanner {
   [[nodiscard]] const StepObservation& observation() const noexcept { return parts_.input.observation; }
   [[nodiscard]] const LinkAndHostRates& rates() const noexcept { return parts_.input.rates; }
   [[nodiscard]] const std::vector<UpdateRoute>& routes() const noexcept { return parts_.routes.routes(); }
-  [[nodiscard]] std::vector<std::int64_t> bucket_numels() const;
+  [[nodiscard]] const std::vector<std::int64_t>& bucket_numels() const noexcept { return parts_.bucket_numels; }
   /// Of the elements, as the routes are now.
   [[nodiscard]] double streamed_share() const;
   [[nodiscard]] std::size_t slack_nbytes() const { return parts_.pilot.slack_nbytes(); }

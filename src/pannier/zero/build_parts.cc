@@ -26,19 +26,11 @@ StateShape shape_of(const PartsOptions& options) {
   return state_shape_of(state_format_of(options.dtype), static_cast<int>(names.size()));
 }
 
-// The first buckets of a backward are updated on the host: their gradients are there when it ends.
 std::vector<UpdateRoute> choose_routes(const PartsOptions& options, const BucketLayout& layout) {
   if (options.optimizer_home == Home::kDevice) {
     return std::vector<UpdateRoute>(static_cast<std::size_t>(layout.num_buckets()), UpdateRoute::kDevice);
   }
-  const double on_host = (1.0 - options.streamed_share) * static_cast<double>(layout.numel());
-  std::vector<UpdateRoute> routes;
-  double before = 0;
-  for (const std::int64_t numel : bucket_numels(layout)) {
-    routes.push_back(before + static_cast<double>(numel) / 2 < on_host ? UpdateRoute::kHost : UpdateRoute::kStreamed);
-    before += static_cast<double>(numel);
-  }
-  return routes;
+  return assign_routes(bucket_numels(layout), {.host = 1.0 - options.streamed_share});
 }
 
 // Memory that can't be registered still works; transfers then wait for the host, and the user should know why.
