@@ -133,24 +133,45 @@ TEST(CachedRates, AreWholeWhileSeveralProcessesWrite) {
   EXPECT_EQ(cached_rates(folder.path(), kMachine, counts.probes()).origin, RateOrigin::kCache);
 }
 
+// What each probe was given, of `most_seconds` for all.
+struct GivenSeconds {
+  double update = 0;
+  double links = 0;
+  LinkAndHostRates rates;
+};
+
+GivenSeconds given_seconds(double most_seconds) {
+  GivenSeconds given;
+  given.rates = probe_rates({.host_update =
+                                 [&](double seconds) {
+                                   given.update = seconds;
+                                   return std::numeric_limits<double>::quiet_NaN();
+                                 },
+                             .links =
+                                 [&](double seconds) {
+                                   given.links = seconds;
+                                   return LinkRates{.up = 1e9};
+                                 },
+                             .most_seconds = most_seconds,
+                             .copy_nbytes = kSmallCopy});
+  return given;
+}
+
 TEST(ProbeRates, SharesTheTimeAndLeavesTheRestUnknown) {
-  double update_s = 0;
-  double link_s = 0;
-  const auto rates = probe_rates({.host_update =
-                                      [&](double most_seconds) {
-                                        update_s = most_seconds;
-                                        return std::numeric_limits<double>::quiet_NaN();
-                                      },
-                                  .links =
-                                      [&](double most_seconds) {
-                                        link_s = most_seconds;
-                                        return LinkRates{.up = 1e9};
-                                      }});
-  EXPECT_LE(update_s + link_s, 2.0 * 1.4);
-  EXPECT_GT(update_s, 0);
-  EXPECT_DOUBLE_EQ(rates.host_update, 0);
-  EXPECT_DOUBLE_EQ(rates.up, 1e9);
-  EXPECT_DOUBLE_EQ(rates.down, 0);
+  const auto given = given_seconds(1e6);
+  EXPECT_LE(given.update + given.links, 1e6 * 1.4);
+  EXPECT_GT(given.update, 0.3e6);
+  EXPECT_GT(given.links, 0.9e6);
+  EXPECT_DOUBLE_EQ(given.rates.host_update, 0);
+  EXPECT_DOUBLE_EQ(given.rates.up, 1e9);
+  EXPECT_DOUBLE_EQ(given.rates.down, 0);
+}
+
+TEST(ProbeRates, LeavesEachProbeSomeTimeOnASlowMachine) {
+  constexpr double kLessThanTheCopyTakes = 1e-9;
+  const auto given = given_seconds(kLessThanTheCopyTakes);
+  EXPECT_DOUBLE_EQ(given.update, 0.1 * kLessThanTheCopyTakes);
+  EXPECT_DOUBLE_EQ(given.links, 0.1 * kLessThanTheCopyTakes);
 }
 
 TEST(ProbeRates, MemoryGivesAtLeastWhatTheUpdateMoved) {

@@ -36,6 +36,8 @@ constexpr double kMostRate = 1e16;
 constexpr std::size_t kLeastCopyBytes = std::size_t{8} << 20;
 // Of the time: what remains after the copy probe is shared between the host's update and the links.
 constexpr double kUpdateShare = 0.4;
+// Of the time: what each probe gets even where the machine was so slow that nothing is left. No time measures nothing.
+constexpr double kLeastShare = 0.1;
 
 constexpr std::array<std::pair<const char*, double LinkAndHostRates::*>, 7> kFields{
     {{"up", &LinkAndHostRates::up},
@@ -153,21 +155,21 @@ MachineIdentity identify_machine(std::vector<std::string> device_names, const fs
 
 LinkAndHostRates probe_rates(const RateProbes& probes) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto left = [&] {
+  const auto share_of_the_rest = [&](double share) {
     const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return std::max(0.0, probes.most_seconds - spent);
+    return std::max(kLeastShare * probes.most_seconds, share * (probes.most_seconds - spent));
   };
   LinkAndHostRates rates;
   rates.dram = rate_or_unknown(probe_dram(probes));
   if (probes.host_update) {
-    rates.host_update = rate_or_unknown(probes.host_update(probes.links ? kUpdateShare * left() : left()));
+    rates.host_update = rate_or_unknown(probes.host_update(share_of_the_rest(probes.links ? kUpdateShare : 1.0)));
   }
   if (rates.dram > 0.0) {
     // A copy may be slower than what memory gives: an update that was seen to move more bytes has shown it.
     rates.dram = std::max(rates.dram, rate_or_unknown(rates.host_update * kRatedUpdateNbytes));
   }
   if (probes.links) {
-    const LinkRates links = probes.links(left());
+    const LinkRates links = probes.links(share_of_the_rest(1.0));
     rates.up = rate_or_unknown(links.up);
     rates.down = rate_or_unknown(links.down);
     rates.up_both = rate_or_unknown(links.up_both);
