@@ -125,6 +125,8 @@ void run(const TrainFlags& flags) {
   }
   torch::manual_seed(flags.seed);
   EncoderModel model(flags.model);
+  const c10::Device device = training_device(config);
+  model->to(device);
   const auto engine = initialize(model, config);
   fmt::print("{}", format_plan(engine->core().plan(), engine->core().optimizer_home()));
   const bool on_terminal = isatty(STDERR_FILENO) != 0;
@@ -133,7 +135,8 @@ void run(const TrainFlags& flags) {
     double loss = 0;
     for (std::int64_t micro = 0; micro < engine->batch().accumulation; ++micro) {
       const auto [windows, labels] = data.next(engine->batch().micro);
-      loss += engine->backward(at::cross_entropy_loss(model->forward(windows), labels)).item<double>();
+      loss += engine->backward(at::cross_entropy_loss(model->forward(windows.to(device)), labels.to(device)))
+                  .item<double>();
       engine->step();
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -39,16 +39,19 @@ int main(int argc, char** argv) {
 
   torch::manual_seed(42);
   BigModel model(vocabulary, width, 16, 4);
-  const auto engine = pannier::initialize(model, pannier::Config::from_text(R"({
+  const auto config = pannier::Config::from_text(R"({
     "train_batch_size": 8,
     "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}},
     "fp16": {"enabled": true}
-  })"));
+  })");
+  const auto device = pannier::training_device(config);
+  model->to(device);
+  const auto engine = pannier::initialize(model, config);
 
   for (int64_t step = 0; step < steps; ++step) {
-    const auto input_ids = torch::randint(0, vocabulary, {batch, seq_len}, torch::kLong);
-    const auto labels = torch::randint(0, vocabulary, {batch}, torch::kLong);
+    const auto input_ids = torch::randint(0, vocabulary, {batch, seq_len}, torch::kLong).to(device);
+    const auto labels = torch::randint(0, vocabulary, {batch}, torch::kLong).to(device);
     const auto loss = torch::nn::functional::cross_entropy(model->forward(input_ids), labels);
     engine->backward(loss);
     engine->step();

@@ -52,10 +52,14 @@ class WatchedDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Registration> register_host(std::span<std::byte> memory, std::string& why) override {
     return cpu_->register_host(memory, why);
   }
-  [[nodiscard]] EventPtr record_time() override { return cpu_->record_time(); }
+  [[nodiscard]] EventPtr record_time(Queue queue) override { return cpu_->record_time(queue); }
   [[nodiscard]] double seconds_between(const EventPtr& begin, const EventPtr& end) const override {
     return cpu_->seconds_between(begin, end);
   }
+  [[nodiscard]] std::uint64_t begin_range(const char* what, int index) override {
+    return cpu_->begin_range(what, index);
+  }
+  void end_range(std::uint64_t range) noexcept override { cpu_->end_range(range); }
   [[nodiscard]] LinkRates measure_links(double most_seconds) override { return cpu_->measure_links(most_seconds); }
   [[nodiscard]] std::optional<std::size_t> free_nbytes() const override { return cpu_->free_nbytes(); }
   [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) override {

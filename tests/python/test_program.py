@@ -168,8 +168,12 @@ def test_plan_needs_an_optimizer(tmp_path: pathlib.Path) -> None:
 
 def test_doctor_and_bench() -> None:
     assert "update kernels" in run("doctor").stdout
-    line = run("bench", "--parameters", "2000000", "--repeats", "1").stdout
+    line = run("bench", "update", "--parameters", "2000000", "--repeats", "1").stdout
     assert re.search(r"[1-9]\d* % of this machine's copy rate of [\d.]+ GB/s", line), line
+    text = run("bench", "link", "--mebibytes", "4", "--repeats", "1").stdout
+    assert len(re.findall(r"[1-9][\d.]* GB/s", text)) == 3, text
+    text = run("bench", "step", "--steps", "2", "--batch", "2", *SMALL).stdout
+    assert re.search(r"states on the host: .*\d % of the speed\n  host to device +[\d.]+ \w+ a step", text), text
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_doctor_and_bench() -> None:
         ("--version",),
         ("plan", "--config", "CONFIG"),
         ("doctor",),
-        ("bench", "--parameters", "1000", "--repeats", "1"),
+        ("bench", "update", "--parameters", "1000", "--repeats", "1"),
         ("train", "--config", "CONFIG", "--tokens", "TOKENS", "--steps", "1", *SMALL),
         ("train", "--config", "CONFIG", "--tokens", "TOKENS", "--steps", "200", *SMALL),
     ],
@@ -194,7 +198,7 @@ def test_output_that_cannot_be_written_is_a_failure(
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("fly",), ("plan",), ("plan", "--confg", "c.json"), ("bench", "--repeats", "0"), ("doctor", "more")]
+    "arguments", [(), ("fly",), ("plan",), ("plan", "--confg", "c.json"), ("bench",), ("bench", "link", "--repeats", "0"), ("doctor", "more")]
 )
 def test_wrong_usage_ends_with_2(arguments: tuple[str, ...]) -> None:
     assert "--help" in run(*arguments, code=2).stderr

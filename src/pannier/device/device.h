@@ -18,6 +18,7 @@
 #include "pannier/device/compute.h"
 #include "pannier/device/gradient_judge.h"
 #include "pannier/device/memory_meter.h"
+#include "pannier/device/step_trace.h"
 #include "pannier/hardware/rates.h"
 
 namespace pannier {
@@ -83,10 +84,13 @@ class Device {
 
   /// Marks the present end of a queue.
   [[nodiscard]] virtual EventPtr record(Queue queue) = 0;
-  /// The same in the caller's stream, with the time at which it is reached; and the seconds between two such that are
-  /// done.
-  [[nodiscard]] virtual EventPtr record_time() = 0;
+  /// The same, with the time at which it is reached; and the seconds between two such that are done.
+  [[nodiscard]] virtual EventPtr record_time(Queue queue) = 0;
   [[nodiscard]] virtual double seconds_between(const EventPtr& begin, const EventPtr& end) const = 0;
+  /// A range of host work for a profiler that listens, such as "update 3"; 0 where none can.
+  [[nodiscard]] virtual std::uint64_t begin_range(const char* what, int index) = 0;
+  virtual void end_range(std::uint64_t range) noexcept = 0;
+  [[nodiscard]] StepTrace& trace() noexcept { return trace_; }
   /// Measures copies to, from and on the device.
   [[nodiscard]] virtual LinkRates measure_links(double most_seconds) = 0;
   /// What is put into the queue from now on starts after the event. On a device without queues the host waits.
@@ -118,6 +122,9 @@ class Device {
   virtual void reassign(const at::Tensor& tensor, Owner owner) = 0;
   /// Whether memory of this tensor was counted; a parameter that was not is copied into memory that is.
   [[nodiscard]] virtual bool counts(const at::Tensor& tensor) const = 0;
+
+ private:
+  StepTrace trace_{*this};
 };
 
 /// The device that a model's parameters are on. Throws ConfigError for one that is neither CPU nor CUDA, and where the

@@ -51,12 +51,14 @@ class MeteredCpu final : public Device {
   [[nodiscard]] Compute& compute() override { return compute_; }
   [[nodiscard]] std::unique_ptr<GradientJudge> make_judge() override { return make_cpu_judge(); }
   [[nodiscard]] EventPtr record(Queue /*queue*/) override { return std::make_shared<PastEvent>(); }
-  [[nodiscard]] EventPtr record_time() override { return std::make_shared<PastEvent>(); }
+  [[nodiscard]] EventPtr record_time(Queue /*queue*/) override { return std::make_shared<PastEvent>(); }
   [[nodiscard]] double seconds_between(const EventPtr& begin, const EventPtr& end) const override {
     return std::chrono::duration<double>(static_cast<const PastEvent&>(*end).time -
                                          static_cast<const PastEvent&>(*begin).time)
         .count();
   }
+  [[nodiscard]] std::uint64_t begin_range(const char* /*what*/, int /*index*/) override { return 0; }
+  void end_range(std::uint64_t /*range*/) noexcept override {}
   [[nodiscard]] LinkRates measure_links(double /*most_seconds*/) override { return {}; }
   void wait(Queue /*queue*/, const EventPtr& event) override { event->wait(); }
   void copy(Queue /*queue*/, void* to, const void* from, std::size_t nbytes) override { std::memcpy(to, from, nbytes); }

@@ -57,15 +57,20 @@ Mover::Mover(Device& device, Queue queue, const MoverOptions& options)
 
 Mover::~Mover() { close(); }
 
-TransferPtr Mover::push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer) {
+TransferPtr Mover::push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer,
+                        const char* what, int index) {
   auto transfer = std::make_shared<Transfer>();
+  TraceLabel label{.what = what, .index = index};
+  for (const CopyRun& run : runs) {
+    label.nbytes += run.nbytes;
+  }
   {
     const std::lock_guard lock(jobs_mutex_);
     if (error_ != nullptr) {
       std::rethrow_exception(error_);
     }
     PANNIER_CHECK(!closing_, "a transfer was pushed to a mover that is closed");
-    jobs_.push_back({std::move(runs), std::move(after), std::move(after_transfer), transfer});
+    jobs_.push_back({std::move(runs), std::move(after), std::move(after_transfer), transfer, label});
   }
   jobs_changed_.notify_one();
   return transfer;
@@ -135,6 +140,7 @@ void Mover::issue(const Job& job) {
   for (const EventPtr& event : job.after) {
     device_.wait(queue_, event);
   }
+  const auto span = device_.trace().queued(queue_, job.label);
   std::size_t last = 0;  // The last run with anything in it.
   for (std::size_t i = 0; i < job.runs.size(); ++i) {
     last = job.runs[i].nbytes > 0 ? i : last;

@@ -67,8 +67,11 @@ class Mover {
   Mover& operator=(const Mover&) = delete;
 
   /// Copies `runs` after `after` (events of other queues; on the device, the host does not wait) and after the transfer
-  /// `after_transfer` has been issued and is done. The memory must stay until the transfer is done.
-  TransferPtr push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer = nullptr);
+  /// `after_transfer` has been issued and is done. The memory must stay until the transfer is done. `what` and `index`
+  /// name it in a trace.
+  TransferPtr push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer = nullptr,
+                   const char* what = "transfer", int index = -1);
+  [[nodiscard]] Device& device() const noexcept { return device_; }
   /// Finishes what was pushed and ends the thread. Later pushes throw.
   void close() noexcept;
 
@@ -78,6 +81,7 @@ class Mover {
     std::vector<EventPtr> after;
     TransferPtr after_transfer;
     TransferPtr transfer;
+    TraceLabel label;
   };
   struct InFlight {
     EventPtr event;

@@ -143,6 +143,8 @@ PannierOptions build_pannier(const Values& values) {
   options.overlap_step = values.flag("pannier.overlap_step");
   options.streamed_share = values.find<double>("pannier.streamed_share");
   options.stress_seed = static_cast<std::uint64_t>(values.whole("pannier.stress_seed"));
+  options.trace_file = values.find<std::string>("pannier.trace");
+  options.trace_step = values.whole("pannier.trace_step");
   options.collective_timeout_seconds = values.number("pannier.collective_timeout");
   options.threads = static_cast<int>(values.whole("pannier.threads"));
   return options;

@@ -145,9 +145,11 @@ Json pannier_json(const PannierOptions& options) {
                {"memory_timeline", options.memory_timeline},
                {"overlap_step", options.overlap_step},
                {"stress_seed", options.stress_seed},
+               {"trace_step", options.trace_step},
                {"collective_timeout", options.collective_timeout_seconds},
                {"threads", options.threads}};
   put_if(json, "streamed_share", options.streamed_share);
+  put_if(json, "trace", options.trace_file);
   put_if(json, "device_memory", options.device_memory_nbytes);
   put_if(json, "host_memory", options.host_memory_nbytes);
   return json;

@@ -99,8 +99,10 @@ struct PannierOptions {
   std::optional<double> streamed_share =
       std::nullopt;               ///< Share of host-resident states that the device updates; not given: planned.
   std::uint64_t stress_seed = 0;  ///< Not 0: random delays on every thread and queue of ours, to shake races out.
-  double collective_timeout_seconds = 600;  ///< A collective that takes longer is an error.
-  int threads = 0;                          ///< Worker threads per rank; 0: chosen from the machine.
+  std::optional<std::string> trace_file = std::nullopt;  ///< One step's trace goes here.
+  std::int64_t trace_step = 10;                          ///< That step, counted from 1.
+  double collective_timeout_seconds = 600;               ///< A collective that takes longer is an error.
+  int threads = 0;                                       ///< Worker threads per rank; 0: chosen from the machine.
 };
 
 }  // namespace pannier

@@ -1,8 +1,10 @@
 #include "pannier/engine/engine.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <cstdlib>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -135,6 +137,18 @@ void Engine::set_hyperparameters(std::size_t group, const kernels::Hyperparamete
     throw ConfigError(fmt::format("parameter group {} of {}", group, hyper_.size()));
   }
   hyper_[group] = hyper;
+}
+
+c10::Device training_device(const Config& config) {
+  const bool has_gpu = at::hasCUDA() && at::detail::getCUDAHooks().deviceCount() > 0;
+  if (config.pannier.device == "cuda" && !has_gpu) {
+    throw ConfigError("pannier.device is \"cuda\", but torch sees no GPU");
+  }
+  if (config.pannier.device == "cpu" || !has_gpu) {
+    return {c10::DeviceType::CPU};
+  }
+  const char* rank = std::getenv("LOCAL_RANK");
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank == nullptr ? 0 : std::atoi(rank))};
 }
 
 std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,

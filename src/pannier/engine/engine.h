@@ -69,6 +69,11 @@ class Engine {
   EngineCore core_;
 };
 
+/// Where the configuration wants a model trained ("pannier.device"): this process's GPU (LOCAL_RANK says which) where
+/// there is one, else the CPU. For `module->to(...)` before initialize(). Throws ConfigError where "cuda" is demanded
+/// and torch sees no GPU.
+[[nodiscard]] c10::Device training_device(const Config& config);
+
 /// Makes an engine for `module` with the optimizer and schedule of the configuration. Without `groups`, all parameters
 /// that require a gradient are one group. The module's parameters become views of the engine's buckets, in the
 /// configured type. Throws ConfigError or OutOfMemoryError before anything is changed.

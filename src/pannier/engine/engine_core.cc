@@ -53,6 +53,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     : config_(std::move(config)),
       batch_(batch),
       device_(make_device(device_of(inputs))),
+      tracer_(*device_, {config_.pannier.trace_file.value_or(""), config_.pannier.trace_step}),
       num_groups_(inputs.groups.size()),
       scaler_(config_.effective_loss_scale()),
       process_(getpid()) {
@@ -278,6 +279,7 @@ void EngineCore::open_backward() {
   if (parts_->overlap) {
     parts_->overlap->wait_for_updates();  // New gradients go where they read theirs.
   }
+  tracer_.begin_backward();
   parts_->reducer->begin_backward(is_boundary());
   if (parts_->pilot) {
     parts_->pilot->begin_backward(is_boundary());
@@ -289,6 +291,7 @@ void EngineCore::open_backward() {
 
 void EngineCore::tick_forward(int unit) {
   require_open();
+  tracer_.tick_forward(unit);
   const auto begin = std::chrono::steady_clock::now();
   if (parts_ && parts_->pilot) {
     parts_->gradients->free_sent(/*wait=*/false);
@@ -311,6 +314,7 @@ void EngineCore::end_backward() {
     throw;
   }
   in_own_backward_ = false;
+  tracer_.end_backward();
 }
 
 void EngineCore::abort_backward() {
@@ -367,6 +371,7 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     throw ConfigError(fmt::format("step() got {} parameter groups, the engine has {}", groups.size(), num_groups_));
   }
   require_outside_backward("step()");
+  auto phase = tracer_.phase("step");
   wait_for_parameters();
   if (parts_->overlap && route_planner_) {
     if (const HostUpdateTime seen = parts_->overlap->take_time(); seen.numel > 0) {
@@ -416,10 +421,12 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   counters_.global_samples += batch_.train;
   if (skip) {
     skip_step(verdict);
-    return StepOutcome::kSkipped;
+  } else {
+    scaler_.update(false, {});
   }
-  scaler_.update(false, {});
-  return StepOutcome::kApplied;
+  phase.end();
+  tracer_.end_step(counters_.global_steps);
+  return skip ? StepOutcome::kSkipped : StepOutcome::kApplied;
 }
 
 void EngineCore::skip_step(const Verdict& verdict) {
@@ -454,7 +461,9 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
     }
   }
   parts_->pipeline->update_on_device(coefficients, parts_->judge->control());
+  auto phase = tracer_.phase("wait for the decision");
   const Verdict verdict = parts_->judge->verdict();
+  phase.end();
   grad_norm_ = verdict.decision.norm;
   if (verdict.decision.skip == 0) {
     update_on_host(coefficients, verdict.decision.grad_factor);
@@ -505,6 +514,7 @@ void EngineCore::close() noexcept {
     return;
   }
   closed_ = true;
+  tracer_.close();
   route_planner_.reset();
   parts_.reset();
   if (cap_) {

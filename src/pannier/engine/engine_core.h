@@ -15,6 +15,7 @@
 #include "pannier/device/device.h"
 #include "pannier/engine/config.h"
 #include "pannier/engine/route_planner.h"
+#include "pannier/engine/step_tracer.h"
 #include "pannier/mem/host_memory.h"
 #include "pannier/zero/build_parts.h"
 
@@ -83,7 +84,9 @@ class EngineCore {
   /// Whether parameters may be away when step() has returned.
   [[nodiscard]] bool overlaps() const noexcept { return parts_ != nullptr && parts_->overlap != nullptr; }
   /// Whether the caller should tell units apart by tick_forward().
-  [[nodiscard]] bool wants_ticks() const noexcept { return parts_ != nullptr && parts_->pilot != nullptr; }
+  [[nodiscard]] bool wants_ticks() const noexcept {
+    return parts_ != nullptr && (parts_->pilot != nullptr || tracer_.wants_ticks());
+  }
   /// Whether the next step() ends the accumulation window.
   [[nodiscard]] bool is_boundary() const noexcept;
   /// Overrides the counting; empty returns to it.
@@ -153,6 +156,7 @@ class EngineCore {
   Config config_;
   BatchSizes batch_;
   std::unique_ptr<Device> device_;
+  StepTracer tracer_;
   std::unique_ptr<HostMemory> host_memory_;
   MemoryPlan plan_;
   std::vector<int> managed_of_;  ///< Input index to index in the parts, -1 for what is not trained.

@@ -33,11 +33,11 @@ class RoutePlanner {
 
   /// Moments of a micro-batch, in the order of the caller's stream.
   void mark_forward() {
-    forward_ = parts_.device.record_time();
+    forward_ = parts_.device.record_time(Queue::kCompute);
     waited_s_ = 0;
   }
-  void mark_backward() { backward_ = parts_.device.record_time(); }
-  void mark_update() { update_ = parts_.device.record_time(); }
+  void mark_backward() { backward_ = parts_.device.record_time(Queue::kCompute); }
+  void mark_update() { update_ = parts_.device.record_time(Queue::kCompute); }
   /// The host waited for transfers or updates in the forward that is under way, so that it says little about the model.
   void saw_wait(double seconds) noexcept { waited_s_ += seconds; }
   /// Whether a forward without waits is still to be seen: steps should not overlap until then.

@@ -88,10 +88,12 @@ void HostUpdater::work() {
 void HostUpdater::run(const BucketUpdate& update) {
   delay_();
   const std::uint32_t skip = 0;
+  auto span = up_.device().trace().host(TraceRow::kHostUpdates, {.what = "update", .index = update.bucket});
   const auto begin = std::chrono::steady_clock::now();
   compute_.update(options_.algorithm, options_.format, update.tasks, {&grad_factor_, &skip});
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-  TransferPtr sent = up_.push({update.parameter}, {after_});
+  span.end();
+  TransferPtr sent = up_.push({update.parameter}, {after_}, nullptr, "parameters", update.bucket);
   {
     const std::lock_guard lock(updates_mutex_);
     sent_[static_cast<std::size_t>(update.bucket)] = std::move(sent);

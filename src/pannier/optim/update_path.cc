@@ -41,7 +41,7 @@ class HostPath final : public UpdatePath {
   }
   void publish(const CopyRun& way) override {
     // Work that the caller has queued may still read the old parameter.
-    published_.push_back(up_.push({way}, {device_.record(Queue::kCompute)}));
+    published_.push_back(up_.push({way}, {device_.record(Queue::kCompute)}, nullptr, "parameters"));
   }
   void finish() override {
     for (const TransferPtr& transfer : std::exchange(published_, {})) {

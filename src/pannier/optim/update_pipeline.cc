@@ -154,6 +154,7 @@ void UpdatePipeline::drop_gradients(int bucket, const Coefficients& coefficients
 void UpdatePipeline::update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control) {
   for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) != UpdateRoute::kHost) {
+      const auto span = parts_.device.trace().queued(Queue::kCompute, {.what = "update", .index = b});
       update_bucket(b, coefficients, control);
     }
   }
@@ -164,6 +165,7 @@ std::int64_t UpdatePipeline::update_on_host(const Coefficients& coefficients, fl
   const std::uint32_t skip = 0;
   for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) == UpdateRoute::kHost) {
+      const auto span = parts_.device.trace().host(TraceRow::kHostUpdates, {.what = "update", .index = b});
       numel += update_bucket(b, coefficients, {&grad_factor, &skip});
     }
   }

@@ -183,7 +183,8 @@ void HostGradients::add(int parameter, at::Tensor gradient, bool last) {
 void HostGradients::flush(int bucket) {
   Way& way = ways_.at(static_cast<std::size_t>(bucket));
   if (!way.runs.empty()) {
-    way.transfer = down_.push(std::exchange(way.runs, {}), {device_.record(Queue::kCompute)});
+    way.transfer =
+        down_.push(std::exchange(way.runs, {}), {device_.record(Queue::kCompute)}, nullptr, "gradients", bucket);
   }
 }
 

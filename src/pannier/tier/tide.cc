@@ -61,7 +61,7 @@ void Tide::raise(int bucket) {
           parts_.host.view(bucket).state1 != nullptr ? static_cast<const void*>(parts_.host.view(bucket).state1)
                                                      : parts_.host.view(bucket).rest,
           size}},
-        {parts_.device.record(Queue::kCompute)}, slot.down);
+        {parts_.device.record(Queue::kCompute)}, slot.down, "states", bucket);
     slot.down = nullptr;
     slot.buffer = std::move(buffer);
     live_nbytes_ += size;
@@ -103,7 +103,7 @@ void Tide::release(int bucket) noexcept {
     const StateView& host = parts_.host.view(bucket);
     void* const to = host.state1 != nullptr ? static_cast<void*>(host.state1) : host.rest;
     slot.down = parts_.down.push({{to, slot.buffer.data_ptr(), nbytes(bucket)}},
-                                 {parts_.device.record(Queue::kCompute)}, slot.up);
+                                 {parts_.device.record(Queue::kCompute)}, slot.up, "states", bucket);
     std::erase(sent_down_, bucket);
     sent_down_.push_back(bucket);
   } catch (...) {

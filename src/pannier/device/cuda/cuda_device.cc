@@ -1,22 +1,22 @@
 // A GPU as a Device: torch's caching allocator, the caller's stream to compute on, and two streams of our own for
 // transfers.
 #include <ATen/ops/empty.h>
-#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
+#include <nvtx3/nvToolsExt.h>
 #include <algorithm>
-#include <cstdlib>
-#include <map>
-#include <mutex>
-#include <set>
+#include <array>
+#include <cstdio>
 #include <vector>
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
+#include "pannier/device/cuda/allocator_limits.h"
 #include "pannier/device/cuda/cuda_compute.h"
+#include "pannier/device/cuda/cuda_event.h"
 #include "pannier/device/cuda/cuda_judge.h"
 #include "pannier/device/cuda/cuda_ledger.h"
 #include "pannier/device/cuda/cuda_support.h"
@@ -31,152 +31,8 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 
 constexpr std::size_t kTimelineResolution = std::size_t{16} << 20;
 constexpr std::size_t kStagingNbytes = std::size_t{16} << 20;
-
-/// Events to be used again: creating one costs more than recording it. Thread-safe; outlives every event of it.
-class EventPool : public std::enable_shared_from_this<EventPool> {
- public:
-  explicit EventPool(unsigned flags) : flags_(flags) {}
-  ~EventPool() {
-    for (cudaEvent_t event : free_) {
-      cudaEventDestroy(event);
-    }
-  }
-  EventPool(const EventPool&) = delete;
-  EventPool& operator=(const EventPool&) = delete;
-
-  cudaEvent_t take() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!free_.empty()) {
-        const cudaEvent_t event = free_.back();
-        free_.pop_back();
-        return event;
-      }
-    }
-    cudaEvent_t event = nullptr;
-    check_cuda(cudaEventCreateWithFlags(&event, flags_), "create an event");
-    return event;
-  }
-  void give_back(cudaEvent_t event) noexcept {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(event);
-  }
-
- private:
-  unsigned flags_;
-  std::mutex mutex_;
-  std::vector<cudaEvent_t> free_;
-};
-
-class CudaEvent final : public Event {
- public:
-  CudaEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream) : pool_(std::move(pool)), event_(pool_->take()) {
-    check_cuda(cudaEventRecord(event_, stream), "record an event");
-  }
-  ~CudaEvent() override { pool_->give_back(event_); }
-  [[nodiscard]] bool is_done() const override {
-    const cudaError_t result = cudaEventQuery(event_);
-    if (result == cudaErrorNotReady) {
-      return false;
-    }
-    check_cuda(result, "ask an event");
-    return true;
-  }
-  void wait() const override { check_cuda(cudaEventSynchronize(event_), "wait for a transfer"); }
-  [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
-
- private:
-  std::shared_ptr<EventPool> pool_;
-  cudaEvent_t event_;
-};
-
-/// What engines were allowed on each GPU, the least counting. Plans keep to it; the allocator is not told, since it
-/// counts whole segments, of which a part is always unused. Who wants a wall sets torch's memory fraction.
-class Caps {
- public:
-  static Caps& instance() {
-    static Caps caps;
-    return caps;
-  }
-  void add(c10::DeviceIndex device, std::size_t nbytes) {
-    const std::lock_guard lock(mutex_);
-    caps_[device].insert(nbytes);
-  }
-  void remove(c10::DeviceIndex device, std::size_t nbytes) {
-    const std::lock_guard lock(mutex_);
-    auto& caps = caps_[device];
-    if (const auto found = caps.find(nbytes); found != caps.end()) {
-      caps.erase(found);
-    }
-  }
-  std::size_t least(c10::DeviceIndex device) {
-    const std::lock_guard lock(mutex_);
-    return caps_[device].empty() ? 0 : *caps_[device].begin();
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<c10::DeviceIndex, std::multiset<std::size_t>> caps_;
-};
-
-/// What torch's allocator may still take from the driver: the user can have limited it to a fraction of the device.
-std::size_t left_of_fraction(c10::DeviceIndex device, std::size_t total) {
-  const auto allowed =
-      static_cast<std::size_t>(allocator::get()->getMemoryFraction(device) * static_cast<double>(total));
-  const auto reserved = static_cast<std::size_t>(allocator::getDeviceStats(device).reserved_bytes[0].current);
-  return allowed - std::min(allowed, reserved);
-}
-
-/// States that come and go between activations would cut torch's segments up, so that large activations find no whole
-/// one; segments that can grow don't have that trouble. A setting of the user's stays.
-void let_segments_grow() {
-  if (std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr && std::getenv("PYTORCH_ALLOC_CONF") == nullptr) {
-    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
-  }
-}
-
-/// Who gives device memory back when torch's allocator finds none. The allocator calls with its lock held.
-class Givers {
- public:
-  static Givers& instance() {
-    static Givers givers;
-    return givers;
-  }
-  int add(std::function<bool()> give_back) {
-    const std::lock_guard lock(mutex_);
-    givers_[++last_] = std::move(give_back);
-    return last_;
-  }
-  void remove(int key) {
-    const std::lock_guard lock(mutex_);
-    givers_.erase(key);
-  }
-  bool ask() {
-    // Whoever subscribes or leaves at this moment may wait for the allocator, so it is not waited for.
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    bool freed = false;
-    if (lock.owns_lock()) {
-      for (const auto& [key, give_back] : givers_) {
-        freed = give_back() || freed;
-      }
-    }
-    return freed;
-  }
-
- private:
-  std::mutex mutex_;
-  int last_ = 0;
-  std::map<int, std::function<bool()>> givers_;
-};
-
-class Giver final : public Subscription {
- public:
-  explicit Giver(std::function<bool()> give_back) : key_(Givers::instance().add(std::move(give_back))) {}
-  ~Giver() override { Givers::instance().remove(key_); }
-
- private:
-  int key_;
-};
+/// Of a profiler's range; longer ones are cut.
+constexpr std::size_t kRangeNameNbytes = 64;
 
 class CudaDevice final : public Device {
  public:
@@ -251,10 +107,16 @@ class CudaDevice final : public Device {
     const c10::cuda::CUDAGuard guard(index_);
     return std::make_shared<CudaEvent>(events_, stream_of(queue));
   }
-  [[nodiscard]] EventPtr record_time() override {
+  [[nodiscard]] EventPtr record_time(Queue queue) override {
     const c10::cuda::CUDAGuard guard(index_);
-    return std::make_shared<CudaEvent>(times_, compute_stream(index_));
+    return std::make_shared<CudaEvent>(times_, stream_of(queue));
   }
+  [[nodiscard]] std::uint64_t begin_range(const char* what, int index) override {
+    std::array<char, kRangeNameNbytes> name{};
+    std::snprintf(name.data(), name.size(), index < 0 ? "%s" : "%s %d", what, index);
+    return nvtxRangeStartA(name.data());
+  }
+  void end_range(std::uint64_t range) noexcept override { nvtxRangeEnd(range); }
   [[nodiscard]] double seconds_between(const EventPtr& begin, const EventPtr& end) const override {
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(*begin).get(),
@@ -288,7 +150,7 @@ class CudaDevice final : public Device {
 
   [[nodiscard]] DeviceMemory memory() const override {
     DeviceMemory memory = ledger_.ledger().memory();
-    memory.cap = Caps::instance().least(index_);
+    memory.cap = device_caps::least(index_);
     return memory;
   }
   void reset_peak() override { ledger_.ledger().reset_peak(); }
@@ -298,9 +160,9 @@ class CudaDevice final : public Device {
       throw ConfigError(
           fmt::format("a device memory cap of {} is below the {} in use", format_bytes(nbytes), format_bytes(current)));
     }
-    Caps::instance().add(index_, nbytes);
+    device_caps::add(index_, nbytes);
   }
-  void remove_memory_cap(std::size_t nbytes) noexcept override { Caps::instance().remove(index_, nbytes); }
+  void remove_memory_cap(std::size_t nbytes) noexcept override { device_caps::remove(index_, nbytes); }
   [[nodiscard]] std::optional<std::size_t> free_nbytes() const override {
     const c10::cuda::CUDAGuard guard(index_);
     std::size_t free = 0;
@@ -312,7 +174,7 @@ class CudaDevice final : public Device {
            static_cast<std::size_t>(std::max<std::int64_t>(cached, 0));
   }
   [[nodiscard]] std::unique_ptr<Subscription> when_short(std::function<bool()> give_back) override {
-    return std::make_unique<Giver>(std::move(give_back));
+    return when_allocator_is_short(std::move(give_back));
   }
   void start_timeline() override { ledger_.ledger().start_timeline(kTimelineResolution); }
   [[nodiscard]] std::vector<MemorySample> take_timeline() override { return ledger_.ledger().take_timeline(); }
@@ -343,28 +205,8 @@ class CudaDevice final : public Device {
   std::string name_;
 };
 
-/// torch asks before it takes new memory from the driver, whether or not there is plenty; so ours is given back only
-/// where the largest block that was ever asked for would not fit.
-class AskGivers final : public c10::FreeMemoryCallback {
- public:
-  bool Execute() override {
-    const c10::DeviceIndex device = c10::cuda::current_device();
-    std::size_t free = 0;
-    std::size_t total = 0;
-    if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
-      return false;
-    }
-    free = std::min(free, left_of_fraction(device, total));
-    return free < CudaLedger::of(device).largest_nbytes() && Givers::instance().ask();
-  }
-};
-
 }  // namespace
 }  // namespace pannier
-
-namespace c10 {
-REGISTER_FREE_MEMORY_CALLBACK("pannier", ::pannier::AskGivers)
-}
 
 /// The one symbol that libpannier.so asks this library for.
 extern "C" pannier::Device* pannier_make_cuda_device(int index);
