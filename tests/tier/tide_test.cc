@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "tests/device/watched_device.h"
 
@@ -134,6 +137,30 @@ TEST_F(TideTest, MakesRoomOnlyForWhatIsNotUp) {
   add_on_device(0, 1.0F);
   add_on_device(2, 1.0F);
   EXPECT_EQ(asked, (std::vector<int>{0, 2}));
+}
+
+TEST_F(TideTest, EndsOnlyWhenItsCopiesHave) {
+  std::promise<void> reached;
+  std::promise<void> go_on;
+  std::atomic<bool> copied = false;
+  device_.before_copy = [&, first = true](Queue queue, void* /*to*/, std::size_t /*nbytes*/) mutable {
+    if (queue == Queue::kDown && std::exchange(first, false)) {
+      reached.set_value();
+      go_on.get_future().wait();
+      copied = true;
+    }
+  };
+  std::optional<Tide> tide(std::in_place, TideParts{device_, host_, up_, down_, shape_, numels_, [this](int bucket) {
+                                                      return params_[static_cast<std::size_t>(bucket)];
+                                                    }});
+  {
+    const Lease lease = tide->lease(0);
+  }
+  reached.get_future().wait();
+  auto end = std::async(std::launch::async, [&tide] { tide.reset(); });
+  go_on.set_value();
+  end.wait();
+  EXPECT_TRUE(copied);
 }
 
 TEST_F(TideTest, MemoryThatIsNotThereChangesNothing) {

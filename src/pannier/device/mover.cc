@@ -25,6 +25,11 @@ void Transfer::wait_done() {
   wait_for(Stage::kDone, lock);
 }
 
+void Transfer::wait_ended() noexcept {
+  std::unique_lock lock(stage_mutex_);
+  stage_changed_.wait(lock, [&] { return error_ != nullptr || stage_ == Stage::kDone; });
+}
+
 bool Transfer::is_done() const {
   const std::lock_guard lock(stage_mutex_);
   return stage_ == Stage::kDone;

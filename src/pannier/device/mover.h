@@ -34,6 +34,8 @@ class Transfer {
   [[nodiscard]] EventPtr wait_issued();
   /// The host waits until the bytes are there. Rethrows the mover's error.
   void wait_done();
+  /// The host waits until nothing reads or writes the memory any more, whether the bytes are there or not.
+  void wait_ended() noexcept;
   [[nodiscard]] bool is_done() const;
 
  private:

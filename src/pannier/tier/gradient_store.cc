@@ -129,6 +129,14 @@ HostGradients::HostGradients(Device& device, HostMemory& memory, const BucketLay
   }
 }
 
+HostGradients::~HostGradients() {
+  for (const Way& way : ways_) {
+    if (way.transfer) {
+      way.transfer->wait_ended();
+    }
+  }
+}
+
 HostSlab HostGradients::make_slab(std::int64_t numel, std::size_t width) {
   return {memory_, nbytes_of(numel, width), {.owner = "gradients"}, torch_parallel_for()};
 }

@@ -69,6 +69,9 @@ class HostGradients final : public GradientStore {
   /// What it refers to must outlive the store. Throws OutOfMemoryError.
   HostGradients(Device& device, HostMemory& memory, const BucketLayout& layout, GradientStoreOptions options,
                 Mover& down);
+  ~HostGradients() override;
+  HostGradients(const HostGradients&) = delete;
+  HostGradients& operator=(const HostGradients&) = delete;
 
   void add(int parameter, at::Tensor gradient, bool last) override;
   void flush(int bucket) override;

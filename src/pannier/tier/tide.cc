@@ -13,7 +13,16 @@ Tide::Tide(TideParts parts) : parts_(std::move(parts)), slots_(parts_.bucket_num
   parts_.host.before_lease([this](int bucket) { recall(bucket); });
 }
 
-Tide::~Tide() { parts_.host.before_lease(nullptr); }
+Tide::~Tide() {
+  parts_.host.before_lease(nullptr);
+  for (const Slot& slot : slots_) {
+    for (const TransferPtr& transfer : {slot.up, slot.down}) {
+      if (transfer) {
+        transfer->wait_ended();  // Of a buffer that goes now.
+      }
+    }
+  }
+}
 
 std::size_t Tide::live_nbytes() const noexcept {
   const std::lock_guard lock(mutex_);
