@@ -68,8 +68,8 @@ def initialize(
     read = Config(text, origin, brings_optimizer=optimizer is not None, brings_scheduler=lr_scheduler is not None)
     read.require_resolved()
     read.resolve_batch(world_size=1, loader_batch=0)
-    devices.place(model, read.config["pannier"]["device"])
     params = checked_parameters(model)
+    device = devices.choose(model, read.config["pannier"]["device"])
     loader = None if training_data is None else _build_loader(training_data, collate_fn, read)
     basic = groups.build_optimizer(optimizer, model_parameters, params, read)
     rule = "" if basic is None else groups.update_rule(basic)
@@ -87,7 +87,7 @@ def initialize(
         states = groups.take_states(basic)
         try:
             handle = core.new_engine(
-                read.core, rule, list(params), list(params.values()), group_of, numbers, list(model.buffers())
+                read.core, rule, list(params), list(params.values()), group_of, numbers, list(model.buffers()), device
             )
             engine = Engine(model, read, handle, list(params.values()), wrapped)
             groups.give_states(handle, states, trained)

@@ -25,7 +25,7 @@ std::optional<kernels::Algorithm> algorithm_of(const std::string& rule) {
 
 EngineInputs to_inputs(const std::string& rule, std::vector<std::string> names, std::vector<at::Tensor> parameters,
                        const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
-                       std::vector<at::Tensor> buffers) {
+                       std::vector<at::Tensor> buffers, const std::string& device) {
   EngineInputs inputs;
   inputs.names = std::move(names);
   inputs.parameters = std::move(parameters);
@@ -35,6 +35,9 @@ EngineInputs to_inputs(const std::string& rule, std::vector<std::string> names, 
   inputs.groups = to_hyperparameters(groups);
   inputs.algorithm = algorithm_of(rule);
   inputs.buffers = std::move(buffers);
+  if (!device.empty()) {
+    inputs.device = c10::Device(device);
+  }
   return inputs;
 }
 
@@ -90,11 +93,11 @@ ScheduleHolder::ScheduleHolder(const std::string& type, const std::string& param
 EngineHolder::EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule,
                            std::vector<std::string> names, std::vector<at::Tensor> parameters,
                            const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
-                           std::vector<at::Tensor> buffers)
+                           std::vector<at::Tensor> buffers, const std::string& device)
     : core(translated([&] {
         return EngineCore(
             config->config,
-            to_inputs(rule, std::move(names), std::move(parameters), group_of, groups, std::move(buffers)),
+            to_inputs(rule, std::move(names), std::move(parameters), group_of, groups, std::move(buffers), device),
             config->batch);
       })) {}
 

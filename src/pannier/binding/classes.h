@@ -67,7 +67,7 @@ class EngineHolder : public torch::CustomClassHolder {
  public:
   EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule, std::vector<std::string> names,
                std::vector<at::Tensor> parameters, const std::vector<std::int64_t>& group_of,
-               const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers);
+               const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers, const std::string& device);
 
   EngineCore core;
 };

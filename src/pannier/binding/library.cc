@@ -74,8 +74,8 @@ void define_engine(torch::Library& library) {
   using List = const c10::List<Numbers>&;
   library.class_<EngineHolder>("Engine")
       .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>,
-                       std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>,
-                       std::vector<at::Tensor>>())
+                       std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>, std::vector<at::Tensor>,
+                       std::string>())
       .def("tick_forward",
            [](const Self& self, std::int64_t unit) {
              translated([&] { self->core.tick_forward(static_cast<int>(unit)); });

@@ -22,8 +22,11 @@ at::ScalarType scalar_type_of(Dtype dtype) {
   return dtype == Dtype::kFp32 ? at::kFloat : dtype == Dtype::kFp16 ? at::kHalf : at::kBFloat16;
 }
 
-// The first parameter says where; the others must be there too.
+// Where nobody says, the first parameter does; the others must be there too.
 c10::Device device_of(const EngineInputs& inputs) {
+  if (inputs.device) {
+    return *inputs.device;
+  }
   return inputs.parameters.empty() ? c10::Device(c10::DeviceType::CPU) : inputs.parameters.front().device();
 }
 
@@ -92,7 +95,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   require_room(input, inputs.parameters);
   {
     const OwnerScope scope(Owner::kParameters);
-    unmanaged.move(!device_->torch_device().is_cpu());
+    unmanaged.move(device_->torch_device());
   }
   if (inputs.algorithm) {
     algorithm_ = *inputs.algorithm;
@@ -141,7 +144,8 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
   for (std::size_t i = 0; i < inputs.names.size(); ++i) {
     const at::Tensor& parameter = inputs.parameters[i];
     const std::string& name = inputs.names[i];
-    if (parameter.device() != device_->torch_device()) {
+    const bool will_come = inputs.device.has_value() && parameter.device().is_cpu();
+    if (parameter.device() != device_->torch_device() && !will_come) {
       throw ConfigError(fmt::format("parameter {} is on {}, expected {}", name, parameter.device().str(),
                                     device_->torch_device().str()));
     }
@@ -207,7 +211,7 @@ void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at
   if (free && budget.device_nbytes == 0) {
     budget.device_nbytes = *free;
     for (const auto& tensor : moved) {
-      budget.device_nbytes += tensor.nbytes();
+      budget.device_nbytes += device_->counts(tensor) ? tensor.nbytes() : 0;
     }
   }
   require_fit(input, budget);

@@ -30,6 +30,9 @@ struct EngineInputs {
   std::optional<kernels::Algorithm> algorithm;  ///< Empty: no optimizer, the model only runs forward.
   double initial_accumulator_value = 0.0;
   std::vector<at::Tensor> buffers;  ///< Of the model; moved into counted memory, types and sharing kept.
+  /// Where to train. Parameters and buffers that are on the CPU go there, a bucket at a time, so that the device never
+  /// holds more than was planned. Empty: where the parameters are.
+  std::optional<c10::Device> device = std::nullopt;
 };
 
 /// What a configuration means for the parts of an engine.

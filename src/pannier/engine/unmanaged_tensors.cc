@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
 #include "pannier/base/error.h"
@@ -32,8 +31,8 @@ std::size_t spanned_nbytes(const at::Tensor& tensor) {
   return nbytes_of(last + 1, tensor.element_size());
 }
 
-void move_alone(at::Tensor tensor, at::ScalarType dtype) {
-  tensor.set_data(tensor.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true));
+void move_alone(at::Tensor tensor, c10::Device target, at::ScalarType dtype) {
+  tensor.set_data(tensor.detach().to(target, dtype, /*non_blocking=*/false, /*copy=*/true));
 }
 
 }  // namespace
@@ -79,31 +78,29 @@ std::size_t UnmanagedTensors::nbytes() const {
   return sum;
 }
 
-void UnmanagedTensors::move(bool only_converted) const {
+void UnmanagedTensors::move(c10::Device target) const {
   const c10::NoGradGuard no_grad;
   // Finds what is shared before the first tensor moves.
   const std::vector<Stretch> stretches = shared_stretches();
   for (const Entry& entry : alone_) {
-    if (!only_converted || entry.tensor.scalar_type() != entry.dtype) {
-      move_alone(entry.tensor, entry.dtype);
+    if (target.is_cpu() || entry.tensor.device() != target || entry.tensor.scalar_type() != entry.dtype) {
+      move_alone(entry.tensor, target, entry.dtype);
     }
-  }
-  if (only_converted) {
-    return;
   }
   for (const Stretch& stretch : stretches) {
     if (stretch.tensors.size() == 1) {
-      move_alone(stretch.tensors.front(), stretch.tensors.front().scalar_type());
+      move_alone(stretch.tensors.front(), target, stretch.tensors.front().scalar_type());
       continue;
     }
     const auto nbytes = static_cast<std::size_t>(stretch.end - stretch.begin);
-    const at::Tensor moved = at::empty({static_cast<std::int64_t>(nbytes)}, at::kByte);
-    std::memcpy(moved.mutable_data_ptr(), stretch.begin, nbytes);
+    const auto bytes = at::TensorOptions().dtype(at::kByte);
+    const at::Tensor moved = at::empty({static_cast<std::int64_t>(nbytes)}, bytes.device(target));
+    moved.copy_(at::from_blob(const_cast<char*>(stretch.begin), moved.sizes(), bytes));
     for (at::Tensor tensor : stretch.tensors) {
       const auto offset = static_cast<const char*>(tensor.const_data_ptr()) - stretch.begin;
       const auto element = static_cast<std::ptrdiff_t>(tensor.element_size());
       PANNIER_CHECK(offset % element == 0, fmt::format("offset {} of elements of {} bytes", offset, element));
-      at::Tensor view = at::empty({0}, tensor.options().requires_grad(false));
+      at::Tensor view = at::empty({0}, tensor.options().device(target).requires_grad(false));
       view.set_(moved.storage(), offset / element, tensor.sizes(), tensor.strides());
       tensor.set_data(view);
     }

@@ -18,9 +18,9 @@ class UnmanagedTensors {
   /// Bytes of all tensors after the move, shared ones once.
   [[nodiscard]] std::size_t nbytes() const;
 
-  /// Moves the data of every tensor into new memory of torch's CPU allocator; the tensors stay the same objects.
-  /// With `only_converted`, those that keep their dtype stay where they are: their memory is counted there.
-  void move(bool only_converted) const;
+  /// Moves the data of every tensor into new memory of torch's allocator for `target`; the tensors stay the same
+  /// objects. On a GPU, those that are there already and keep their dtype stay where they are: their memory is counted.
+  void move(c10::Device target) const;
 
  private:
   struct Entry {

@@ -31,7 +31,7 @@ void UpdatePipeline::initialize() {
       if (!lease) {
         lease.emplace(parts_.routes.rest_way(b).states->lease(b));
       }
-      const at::Tensor fp32 = values.to(at::kFloat);
+      const at::Tensor fp32 = values.to(parts_.device.torch_device()).to(at::kFloat);
       set_master(segment, lease->view(), fp32.data_ptr<float>());
       if (parts_.initial_state1 != 0.0 && lease->view().state1 != nullptr) {
         const at::Tensor start = at::full({segment.numel}, parts_.initial_state1, fp32.options());

@@ -25,7 +25,7 @@ class ParameterBuckets {
 
   /// Allocates a bucket, and makes it hold its parameters, which from now on point into it. Before a parameter's old
   /// memory is let go, `keep(segment, values)` sees its values, flat in storage order and as given (so that an fp32
-  /// master can be made from them). Throws torch's out-of-memory error before anything was moved.
+  /// master can be made from them), where they were. Throws torch's out-of-memory error before anything was moved.
   template <class Keep>
   void fill(int bucket, Keep&& keep) {
     allocate(bucket);

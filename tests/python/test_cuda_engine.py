@@ -1,0 +1,157 @@
+"""What an engine on a GPU does around the step: where models come from, budgets, waits, and memory that runs out."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import pannier
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+WIDTH = 1024
+
+
+def make_model(layers: int = 8, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)]).to(dtype)
+    model.register_buffer("scale", torch.ones(WIDTH))
+    model.register_buffer("tail", model.scale[WIDTH // 2 :])  # Of the same storage.
+    return model
+
+
+def make_engine(model: torch.nn.Module, home: str = "cpu", **ours: Any) -> pannier.Engine:
+    engine, _, _, _ = pannier.initialize(
+        model=model,
+        config={
+            "train_batch_size": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "gradient_clipping": 1.0,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": WIDTH * WIDTH, "offload_optimizer": {"device": home}},
+            "pannier": ours,
+        },
+    )
+    return engine
+
+
+def step(engine: pannier.Engine, batch: int = 4) -> None:
+    x = torch.ones(batch, WIDTH, dtype=torch.bfloat16, device="cuda")
+    engine.backward(engine(x).float().square().mean())
+    engine.step()
+
+
+def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [param.detach().cpu().clone() for param in model.parameters()]
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_a_model_on_the_cpu_is_taken_to_the_gpu() -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        model = make_model().to(device)
+        engine = make_engine(model)
+        assert engine.device.type == "cuda"
+        assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cuda"}
+        for _ in range(3):
+            step(engine)
+        results.append(weights(model))
+        engine.destroy()
+    assert same(*results)
+
+
+def test_buffers_that_share_memory_share_it_on_the_gpu_too() -> None:
+    model = make_model()
+    make_engine(model)
+    model.scale[WIDTH // 2] = 5
+    assert model.tail[0].item() == 5
+
+
+def test_a_model_comes_bucket_by_bucket() -> None:
+    gc.collect()
+    model = make_model(layers=16)
+    nbytes = sum(param.nbytes for param in model.parameters())
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    engine = make_engine(model)
+    largest = 2 * WIDTH * WIDTH
+    # The buckets, and of one parameter its values as they came, in fp32 and the rest that is split off.
+    assert torch.cuda.max_memory_allocated() - before <= nbytes + 5 * largest
+    engine.destroy()
+
+
+def test_a_budget_too_small_is_refused_before_anything_moves() -> None:
+    model = make_model()
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(pannier.OutOfMemoryError, match="device"):
+        make_engine(model, "none", device_memory="32MiB")
+    assert {param.device.type for param in model.parameters()} == {"cpu"}
+    assert torch.cuda.memory_allocated() == before
+    with pytest.raises(pannier.OutOfMemoryError, match="host"):
+        make_engine(model, "cpu", host_memory="16MiB")
+    assert {param.device.type for param in model.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_in_a_step_waits_for_the_whole_device(share: float, overlap: bool) -> None:
+    engine = make_engine(make_model(), streamed_share=share, overlap_step=overlap)
+    for _ in range(3):
+        step(engine)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    ) as profiler:
+        with torch.profiler.record_function("three steps"):
+            for _ in range(3):
+                step(engine)
+    events = profiler.events()
+    window = next(event.time_range for event in events if event.name == "three steps" and event.device_type.name == "CPU")
+    inside = [event.name for event in events if window.start <= event.time_range.start <= window.end]
+    assert any("cudaLaunchKernel" in name for name in inside), "the profiler saw no calls of the runtime"
+    assert inside.count("cudaDeviceSynchronize") == 0
+    # The calling thread reads one decision a step; without registered memory there would be one wait a copy.
+    assert inside.count("cudaStreamSynchronize") <= 3
+    engine.destroy()
+
+
+def test_memory_that_runs_out_in_forward_changes_nothing() -> None:
+    model = make_model()
+    engine = make_engine(model, streamed_share=1.0)
+    for _ in range(3):
+        step(engine)
+    engine.synchronize()
+    before = weights(model)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (256 << 20)) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            step(engine, batch=1 << 20)
+        assert same(before, weights(model))
+        step(engine)
+        engine.synchronize()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    again = make_model()
+    straight = make_engine(again, streamed_share=1.0)
+    for _ in range(4):
+        step(straight)
+    straight.synchronize()
+    assert same(weights(model), weights(again))
+
+
+def test_a_profiler_sees_our_ranges(tmp_path: Any) -> None:
+    path = tmp_path / "step.json"
+    engine = make_engine(make_model(), trace=str(path), trace_step=3, streamed_share=0.5)
+    for _ in range(4):
+        step(engine)
+    text = path.read_text()
+    for name in ('"forward"', '"backward"', '"states 0"', "to the device", "to the host"):
+        assert name in text
+    engine.destroy()
