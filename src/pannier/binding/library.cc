@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "pannier/binding/classes.h"
+#include "pannier/binding/comm_probe.h"
 #include "pannier/binding/update_bench.h"
 #include "pannier/engine/metrics.h"
 #include "pannier/hardware/host_report.h"
@@ -180,6 +181,7 @@ TORCH_LIBRARY(pannier, library) {
       .def("momenta", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return flat_momenta(self->schedule); })
       .def("iteration", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.last_iteration(); });
   define_engine(library);
+  define_comm_probe(library);
   library.class_<UpdateBench>("UpdateBench")
       .def(torch::init<std::string, at::Tensor, at::Tensor>())
       .def("step", &UpdateBench::step)

@@ -1,14 +1,59 @@
-// Collectives behind one small interface, so that one rank and many ranks run the same engine. Only what the engine
-// calls is here; a group of many ranks implements it over torch.distributed.
+// Collectives behind one small interface, so that one rank and many ranks run the same engine. There is one bulk
+// operation, the exchange of bytes with every other rank: a reduce-scatter is an exchange and a sum in rank order by
+// the caller, so that bucket sizes never change a bit; an all-gather is an exchange in which one piece goes to all.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
+
+#include "pannier/comm/exchange_layout.h"
+#include "pannier/comm/label.h"
+#include "pannier/comm/wire_bytes.h"
 
 namespace pannier {
 
-/// A group of ranks. Every rank calls the same operations in the same order. One thread.
+/// The messages of one exchange, one for each rank in either direction. A message is a contiguous kByte tensor of one
+/// dimension with message_nbytes(payload) bytes, whose storage offset is a multiple of 16: the payload, and room for
+/// padding and the stamp, which the exchange writes. No message: an undefined or empty tensor. Several ranks may be
+/// sent the same tensor, as an all-gather does. A rank's own piece never travels: its entries are ignored, and whoever
+/// needs the piece elsewhere copies it.
+struct ExchangeBuffers {
+  std::vector<at::Tensor> send;     ///< By destination.
+  std::vector<at::Tensor> receive;  ///< By source.
+  at::Device device = at::kCPU;     ///< Where all of them lie, and would lie if there are none; one kind on all ranks.
+};
+
+/// The messages of a flat buffer with this layout, as ExchangeBuffers takes them.
+[[nodiscard]] std::vector<at::Tensor> message_views(const at::Tensor& flat, const ExchangeLayout& layout);
+/// The payload that belongs to `rank` in such a buffer; its own too, if the layout keeps it.
+[[nodiscard]] at::Tensor payload_view(const at::Tensor& flat, const ExchangeLayout& layout, int rank);
+
+/// An exchange under way. One thread: the communicator's. The messages must not be touched before wait() has returned;
+/// dropping it unwaited is allowed, and then they stay alive by themselves until they have travelled.
+class PendingExchange {
+ public:
+  PendingExchange() = default;
+  virtual ~PendingExchange() = default;
+  PendingExchange(const PendingExchange&) = delete;
+  PendingExchange& operator=(const PendingExchange&) = delete;
+
+  /// Host memory: blocks until everything has arrived and been sent, and checks every stamp. Device memory: makes the
+  /// current stream wait, never the host. Throws CollectiveError when a rank is missing at the deadline, died, reported
+  /// a failure or runs something else; the group is dead then.
+  virtual void wait() = 0;
+  /// Device memory only, after wait(): a bool tensor of one element, true where a stamp is not what it should be, to be
+  /// read with the step's other results before anything is updated. Undefined where nothing came, and in host memory,
+  /// where wait() throws.
+  [[nodiscard]] virtual at::Tensor mismatch() const { return {}; }
+};
+
+/// A group of ranks. Every rank calls the same operations in the same order, from one thread at a time. Threads of its
+/// own end in close(). In a forked child every operation is an InternalError, and the destructor does nothing.
 class Communicator {
  public:
   Communicator() = default;
@@ -18,12 +63,31 @@ class Communicator {
 
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int world_size() const noexcept = 0;
+
+  /// Begins to send and to receive; see ExchangeBuffers. Does not wait for another rank.
+  [[nodiscard]] virtual std::unique_ptr<PendingExchange> exchange(const Label& label, ExchangeBuffers buffers) = 0;
   /// Replaces each value by its sum over ranks: the one integer sum of a step, with the norm's limbs and the non-finite
-  /// count.
+  /// count. Blocks.
   virtual void sum(std::span<std::int64_t> values) = 0;
+  /// Gives every rank the values that `tensor`, dense and of one size everywhere, has on rank `root`. Blocks.
+  virtual void broadcast(const at::Tensor& tensor, int root) = 0;
+  /// Compares a text over ranks, before the first tensor travels. Throws ConfigError on every rank that names the first
+  /// rank whose text is not rank 0's and shows the first difference. Blocks.
+  virtual void agree(const std::string& name, const std::string& value) = 0;
+
+  /// Tells the others that this rank cannot go on; from then on every operation and wait on every rank throws a
+  /// CollectiveError that names this rank and its message. Returns when the others can see it.
+  virtual void report_failure(const std::string& message) = 0;
+  /// Throws CollectiveError if the group is dead. To be called after the host waited for device work that may depend on
+  /// an exchange: a dead group's exchanges end without their data.
+  virtual void check() = 0;
+  /// Bytes that this rank has sent.
+  [[nodiscard]] virtual WireBytes wire_bytes() const = 0;
+  /// Leaves the group and ends its threads. No operation may follow.
+  virtual void close() = 0;
 };
 
-/// A world of one: every sum is its own value.
+/// A world of one: every sum is its own value, and nothing travels.
 [[nodiscard]] std::unique_ptr<Communicator> make_solo_communicator();
 
 }  // namespace pannier
