@@ -1,6 +1,7 @@
 """Ranks as processes over torch.distributed's Gloo: what arrives, and what each rank is told when another is missing.
 
-Each test starts ranks of this same file under a watchdog; a rank prints one line of JSON.
+Ranks are processes that run this same file under a watchdog; a rank prints one line of JSON. Cases that no rank dies of
+run one after the other in the same processes, each with a group of its own, also after one whose group is dead.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,6 +80,9 @@ def bits(probe: Any, rank: int, world: int) -> Any:
     return {"wrong": wrong, "sum": values, "broadcast": bool((tensor == world - 1).all())}
 
 
+CASES["bits_again"] = bits
+
+
 @case
 def wire(probe: Any, rank: int, world: int) -> Any:
     for step in range(3):
@@ -99,9 +104,9 @@ def large(probe: Any, rank: int, world: int) -> Any:
 def killed(probe: Any, rank: int, world: int) -> Any:
     equal_exchange(probe, world, 1, 0)
     if rank == 1:
-        probe.start(GRADIENTS, 2, 5, [torch.zeros(1 << 20, dtype=torch.uint8)] * world, [1 << 20] * world)
+        probe.start(GRADIENTS, 2, 5, [torch.zeros(8 << 20, dtype=torch.uint8)] * world, [8 << 20] * world)
         os.kill(os.getpid(), signal.SIGKILL)
-    first = error_of(lambda: equal_exchange(probe, world, 2, 5, 1 << 20))
+    first = error_of(lambda: equal_exchange(probe, world, 2, 5, 8 << 20))
     return [first, error_of(lambda: probe.sum([1]))]
 
 
@@ -175,57 +180,57 @@ def forked(probe: Any, rank: int, world: int) -> Any:
     return status
 
 
-def run_case(name: str, rank: int, world: int, port: int, timeout_ms: int, heartbeat_ms: int) -> None:
+def run_rank(rank: int, world: int, port: int, timeout_ms: int, heartbeat_ms: int, *names: str) -> None:
     import pannier  # noqa: F401
 
-    keeps_store = name == "keeper_killed" and rank == 0
+    keeps_store = rank == 0 and "keeper_killed" in names
     store = dist.TCPStore("127.0.0.1", port, is_master=keeps_store, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=WATCHDOG))
-    group = dist.new_group(backend="gloo")
-    probe = torch.classes.pannier.CommunicatorProbe(group.boxed(), timeout_ms, 20, heartbeat_ms)
-    result = CASES[name](probe, rank, world)
-    print(json.dumps(result), flush=True)
-    probe.close()
+    results = {}
+    for name in names:
+        group = dist.new_group(backend="gloo")
+        probe = torch.classes.pannier.CommunicatorProbe(group.boxed(), timeout_ms, 20, heartbeat_ms)
+        results[name] = CASES[name](probe, rank, world)
+        if len(names) > 1:
+            dist.barrier()
+        probe.close()
+    print(json.dumps(results), flush=True)
 
 
 def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def run_ranks(
-    name: str, world: int, *, timeout_ms: int = 120_000, heartbeat_ms: int = 60_000, dies: int | None = None
-) -> list[Any]:
-    """What each rank printed; None for one that dies. Every other rank must end by itself, with exit status 0."""
-    if name == "keeper_killed":
-        port = free_port()
-        store = None
-    else:
+    *names: str, world: int, timeout_ms: int = 120_000, heartbeat_ms: int = 60_000, dies: int | None = None
+) -> dict[str, list[Any]]:
+    """What each rank returned, by case; None for a rank that dies. The others must end by themselves, with status 0."""
+    store = None
+    port = free_port()
+    if "keeper_killed" not in names:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = store.port
-    words = [str(word) for word in (world, port, timeout_ms, heartbeat_ms)]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    numbers = [str(number) for number in (world, port, timeout_ms, heartbeat_ms)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, name, str(rank), *words],
-            env=environment,
+            [sys.executable, __file__, str(rank), *numbers, *names],
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(world)
     ]
-    results: list[Any] = [None] * world
+    results: dict[str, list[Any]] = {name: [None] * world for name in names}
     try:
         for rank, process in enumerate(ranks):
-            if rank == dies:
-                continue
-            out, err = process.communicate(timeout=WATCHDOG)
-            assert process.returncode == 0, f"rank {rank}: {process.returncode}\n{out}\n{err}"
-            results[rank] = json.loads(out.splitlines()[-1])
+            if rank != dies:
+                out, err = process.communicate(timeout=WATCHDOG)
+                assert process.returncode == 0, f"rank {rank}: {process.returncode}\n{out}\n{err}"
+                for name, result in json.loads(out.splitlines()[-1]).items():
+                    results[name][rank] = result
     finally:
         for process in ranks:
             process.kill()
@@ -235,85 +240,96 @@ def run_ranks(
     return results
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_bit_arrives_where_it_should(world: int) -> None:
+@pytest.fixture(scope="module")
+def three_ranks() -> dict[str, list[Any]]:
+    """What three ranks return that go through many groups."""
+    names = ("bits", "large", "wire", "failing", "differing", "branches", "sizes", "forked", "late", "bits_again")
+    return run_ranks(*names, world=3, timeout_ms=10_000)
+
+
+def arrived(world: int) -> list[Any]:
     total = [world * (world + 1) // 2, -world * (1 << 40)]
-    assert run_ranks("bits", world) == [{"wrong": [], "sum": total, "broadcast": True}] * world
+    return [{"wrong": [], "sum": total, "broadcast": True}] * world
 
 
-def test_large_messages_arrive() -> None:
-    assert run_ranks("large", 3) == [True] * 3
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_every_bit_arrives_where_it_should(world: int) -> None:
+    assert run_ranks("bits", world=world)["bits"] == arrived(world)
 
 
-def test_wire_bytes_are_counted() -> None:
+def test_groups_after_dead_ones_are_whole(three_ranks: dict[str, list[Any]]) -> None:
+    assert three_ranks["bits"] == arrived(3) and three_ranks["bits_again"] == arrived(3)
+
+
+def test_large_messages_arrive(three_ranks: dict[str, list[Any]]) -> None:
+    assert three_ranks["large"] == [True] * 3
+
+
+def test_wire_bytes_are_counted(three_ranks: dict[str, list[Any]]) -> None:
     payload = [0, 3 * 2 * 4096, 0, 0]
     overhead = [0, 3 * 2 * (16 + 24), 0, 0]
-    assert run_ranks("wire", 3) == [[payload, overhead]] * 3
+    assert three_ranks["wire"] == [[payload, overhead]] * 3
 
 
-def test_a_killed_rank_is_named() -> None:
-    results = run_ranks("killed", 4, dies=1)
-    for rank in (0, 2, 3):
-        for kind, text in results[rank]:
-            assert kind == "RuntimeError" and "rank 1" in text, text
-        assert "gradient exchange of bucket 5, step 2" in results[rank][0][1]
+def test_a_failing_rank_ends_all(three_ranks: dict[str, list[Any]]) -> None:
+    for kind, text in three_ranks["failing"]:
+        assert kind == "RuntimeError" and "rank 1 failed: no space left on device" in text, text
 
 
-def test_a_killed_rank_that_kept_the_store_is_named() -> None:
-    results = run_ranks("keeper_killed", 3, dies=0)
-    for rank in (1, 2):
-        kind, text = results[rank]
-        assert kind == "RuntimeError" and "rank 0" in text, text
+def test_differing_texts_are_shown_on_every_rank(three_ranks: dict[str, list[Any]]) -> None:
+    for kind, text in three_ranks["differing"]:
+        assert kind == "ValueError"
+        assert "rank 2 differs from rank 0 in the configuration: line 2: 'lr 0.1' on rank 0, 'lr 0.2' on rank 2" in text
 
 
-def test_a_stopped_rank_is_dead() -> None:
-    results = run_ranks("stopped", 3, heartbeat_ms=2000, dies=1)
-    for rank in (0, 2):
-        kind, text = results[rank]
-        assert kind == "RuntimeError" and "rank 1 died (no heartbeat for 2 s)" in text, text
+def test_ranks_in_different_branches_are_told(three_ranks: dict[str, list[Any]]) -> None:
+    for kind, text in three_ranks["branches"]:
+        assert kind == "RuntimeError"
+        for part in ("rank 0", "parameter gather of bucket 7, step 1", "parameter gather of bucket 8, step 1"):
+            assert part in text, text
 
 
-def test_a_late_rank_is_named_and_told() -> None:
-    for kind, text in run_ranks("late", 3, timeout_ms=3000):
+def test_different_sizes_are_an_error_and_no_crash(three_ranks: dict[str, list[Any]]) -> None:
+    for kind, text in three_ranks["sizes"]:
+        assert kind == "RuntimeError" and "4112" in text and "8208" in text, text
+
+
+def test_a_forked_child_has_no_part_in_the_group(three_ranks: dict[str, list[Any]]) -> None:
+    assert three_ranks["forked"] == [3] * 3
+
+
+def test_a_late_rank_is_named_and_told(three_ranks: dict[str, list[Any]]) -> None:
+    for kind, text in three_ranks["late"]:
         assert kind == "RuntimeError"
         assert "rank 1 has not reached gradient exchange of bucket 5, step 2" in text, text
         assert "last seen: gradient exchange of bucket 3, step 1" in text, text
 
 
-def test_a_failing_rank_ends_all() -> None:
-    for kind, text in run_ranks("failing", 3):
-        assert kind == "RuntimeError" and "rank 1 failed: no space left on device" in text, text
-
-
-def test_differing_texts_are_shown_on_every_rank() -> None:
-    for kind, text in run_ranks("differing", 3):
-        assert kind == "ValueError"
-        assert "rank 2 differs from rank 0 in the configuration: line 2: 'lr 0.1' on rank 0, 'lr 0.2' on rank 2" in text
-
-
-def test_ranks_in_different_branches_are_told() -> None:
-    for kind, text in run_ranks("branches", 2):
-        assert kind == "RuntimeError"
-        for part in ("rank 0", "rank 1", "parameter gather of bucket 7, step 1", "parameter gather of bucket 8, step 1"):
-            assert part in text, text
-
-
-def test_different_sizes_are_an_error_and_no_crash() -> None:
-    for kind, text in run_ranks("sizes", 2):
-        assert kind == "RuntimeError" and "4112" in text and "8208" in text, text
-
-
-def test_a_rank_that_leaves_is_named() -> None:
-    results = run_ranks("leaving", 3)
-    for rank in (0, 2):
-        kind, text = results[rank]
+def test_a_killed_rank_is_named() -> None:
+    results = run_ranks("killed", world=4, dies=1)["killed"]
+    for rank in (0, 2, 3):
+        (first_kind, first), (kind, text) = results[rank]
         assert kind == "RuntimeError" and "rank 1" in text, text
+        # A rank whose messages had all come before the kill learns of it in its next operation.
+        assert first_kind == "none" or ("rank 1" in first and "gradient exchange of bucket 5, step 2" in first), first
 
 
-def test_a_forked_child_has_no_part_in_the_group() -> None:
-    assert run_ranks("forked", 2) == [3, 3]
+@pytest.mark.parametrize(
+    ("name", "dead", "said"),
+    [
+        ("keeper_killed", 0, "rank 0"),
+        ("stopped", 1, "rank 1 died (no heartbeat for 3 s)"),
+        ("leaving", 1, "rank 1"),
+    ],
+)
+def test_a_rank_that_is_gone_is_named(name: str, dead: int, said: str) -> None:
+    """Also where it kept the store, where it stands still with its connections open, and where it ended in order."""
+    dies = None if name == "leaving" else dead
+    for rank, result in enumerate(run_ranks(name, world=3, heartbeat_ms=3000, dies=dies)[name]):
+        if rank != dead:
+            kind, text = result
+            assert kind == "RuntimeError" and said in text, text
 
 
 if __name__ == "__main__":
-    case_name, *numbers = sys.argv[1:]
-    run_case(case_name, *[int(number) for number in numbers])
+    run_rank(*[int(number) for number in sys.argv[1:6]], *sys.argv[6:])

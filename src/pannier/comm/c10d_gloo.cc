@@ -34,8 +34,12 @@ class GlooTransfer final : public Transfer {
 
   Operation operation;
   bool is_done = false;  ///< Guarded by the group state's lock.
+  // What Gloo works on until the operation ends: it must live as long as Gloo may touch it.
   std::vector<MessageHeader> headers_out;
   std::vector<MessageHeader> headers_in;
+  std::vector<std::pair<int, WorkPtr>> sends;  ///< With the other rank.
+  std::vector<std::pair<int, WorkPtr>> header_receives;
+  std::vector<std::pair<int, WorkPtr>> message_receives;
 };
 
 /// A wait was given up because the group has failed or was closed.
@@ -133,47 +137,51 @@ class GlooWorker {
   }
 
   std::string perform(GlooTransfer& transfer) {
-    const Operation& operation = transfer.operation;
+    begin(transfer);
     const int rank = shared_->group->getRank();
-    const int world_size = shared_->group->getSize();
-    transfer.headers_out.resize(static_cast<std::size_t>(world_size));
-    transfer.headers_in.resize(static_cast<std::size_t>(world_size));
-    std::vector<std::pair<int, WorkPtr>> sent;
-    std::vector<std::pair<int, WorkPtr>> headers;
-    for (int step = 1; step < world_size; ++step) {
-      const int to = (rank + step) % world_size;
-      const int from = (rank - step + world_size) % world_size;
-      headers.emplace_back(from, receive(header_bytes(transfer.headers_in, from), from, operation, 0));
-      const at::Tensor& message = operation.buffers.send[static_cast<std::size_t>(to)];
-      const std::int64_t nbytes = message.defined() ? message.numel() : 0;
-      transfer.headers_out[static_cast<std::size_t>(to)] = {make_stamp(operation.label, rank, operation.sequence),
-                                                            nbytes};
-      sent.emplace_back(to, send(header_bytes(transfer.headers_out, to), to, operation, 0));
-      if (nbytes > 0) {
-        sent.emplace_back(to, send(message, to, operation, 1));
-      }
-    }
-    std::vector<std::pair<int, WorkPtr>> messages;
-    for (auto& [from, header] : headers) {
+    const Operation& operation = transfer.operation;
+    for (const auto& [from, header] : transfer.header_receives) {
       wait(header, from);
       const at::Tensor& message = operation.buffers.receive[static_cast<std::size_t>(from)];
-      const std::int64_t nbytes = message.defined() ? message.numel() : 0;
-      const MessageHeader expected{make_stamp(operation.label, from, operation.sequence), nbytes};
+      const MessageHeader expected{make_stamp(operation.label, from, operation.sequence), nbytes_of(message)};
       std::string wrong = difference(expected, transfer.headers_in[static_cast<std::size_t>(from)], rank);
       if (!wrong.empty()) {
         return wrong;
       }
-      if (nbytes > 0) {
-        messages.emplace_back(from, receive(message, from, operation, 1));
+      if (expected.nbytes > 0) {
+        transfer.message_receives.emplace_back(from, receive(message, from, operation, 1));
       }
     }
-    for (auto* works : {&messages, &sent}) {
-      for (auto& [other, work] : *works) {
+    for (const auto* works : {&transfer.message_receives, &transfer.sends}) {
+      for (const auto& [other, work] : *works) {
         wait(work, other);
       }
     }
     return {};
   }
+
+  // Offers everything that is to be sent, and takes all headers. Gloo sends a message when the other side receives it.
+  void begin(GlooTransfer& transfer) {
+    const Operation& operation = transfer.operation;
+    const int rank = shared_->group->getRank();
+    const int world_size = shared_->group->getSize();
+    transfer.headers_out.resize(static_cast<std::size_t>(world_size));
+    transfer.headers_in.resize(static_cast<std::size_t>(world_size));
+    for (int step = 1; step < world_size; ++step) {
+      const int to = (rank + step) % world_size;
+      const int from = (rank - step + world_size) % world_size;
+      transfer.header_receives.emplace_back(from, receive(header_bytes(transfer.headers_in, from), from, operation, 0));
+      const at::Tensor& message = operation.buffers.send[static_cast<std::size_t>(to)];
+      transfer.headers_out[static_cast<std::size_t>(to)] = {make_stamp(operation.label, rank, operation.sequence),
+                                                            nbytes_of(message)};
+      transfer.sends.emplace_back(to, send(header_bytes(transfer.headers_out, to), to, operation, 0));
+      if (nbytes_of(message) > 0) {
+        transfer.sends.emplace_back(to, send(message, to, operation, 1));
+      }
+    }
+  }
+
+  static std::int64_t nbytes_of(const at::Tensor& message) { return message.defined() ? message.numel() : 0; }
 
   static at::Tensor header_bytes(std::vector<MessageHeader>& headers, int rank) {
     return at::from_blob(&headers[static_cast<std::size_t>(rank)], {std::int64_t{sizeof(MessageHeader)}}, at::kByte);

@@ -27,7 +27,8 @@ struct Running {
   Label label;
   GroupState::Clock::time_point since;
   std::mutex mutex;  ///< Guards what follows.
-  WorkPtr work;      ///< Until a stream waits for it.
+  bool is_starting = true;
+  WorkPtr work;  ///< Until a stream waits for it.
   std::optional<c10::Event> end;
 
   [[nodiscard]] bool is_complete() {
@@ -35,7 +36,7 @@ struct Running {
     if (end) {
       return end->query();
     }
-    return !work || work->isCompleted();
+    return !is_starting && (!work || work->isCompleted());
   }
   [[nodiscard]] std::exception_ptr error() {
     const std::lock_guard lock(mutex);
@@ -50,21 +51,19 @@ class NcclTransfer final : public Transfer {
 
   [[nodiscard]] bool ready() const override { return true; }
   [[nodiscard]] std::string finish() override {
-    if (running_) {
-      const std::lock_guard lock(running_->mutex);
-      running_->work->wait();  // Without a timeout: with one it would block the host.
-      const c10::impl::VirtualGuardImpl device(operation_.buffers.device.type());
-      running_->end.emplace(operation_.buffers.device.type());
-      running_->end->record(device.getStream(operation_.buffers.device));
-      running_->work.reset();
-    }
+    const std::lock_guard lock(running_->mutex);
+    running_->work->wait();  // Without a timeout: with one it would block the host.
+    const c10::impl::VirtualGuardImpl device(operation_.buffers.device.type());
+    running_->end.emplace(operation_.buffers.device.type());
+    running_->end->record(device.getStream(operation_.buffers.device));
+    running_->work.reset();
     operation_.buffers = {};
     return {};
   }
 
  private:
   Operation operation_;
-  std::shared_ptr<Running> running_;  ///< Shared with the monitor's thread; none where nothing travels.
+  std::shared_ptr<Running> running_;  ///< Shared with the monitor's thread.
 };
 
 }  // namespace
@@ -78,26 +77,29 @@ class NcclTransport final : public Transport {
     std::vector<at::Tensor> out;
     std::vector<at::Tensor> in;
     const at::Tensor none = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(operation.buffers.device));
-    bool is_empty = true;
     for (int rank = 0; rank < group_->getSize(); ++rank) {
       for (auto [from, to] : {std::pair(&operation.buffers.send, &out), std::pair(&operation.buffers.receive, &in)}) {
         const at::Tensor& message = (*from)[static_cast<std::size_t>(rank)];
-        const bool travels = rank != group_->getRank() && message.defined() && message.numel() > 0;
-        to->push_back(travels ? message : none);
-        is_empty = is_empty && !travels;
+        to->push_back(rank != group_->getRank() && message.defined() ? message : none);
       }
     }
-    std::shared_ptr<Running> running;
-    if (!is_empty) {
-      running = std::make_shared<Running>();
-      running->sequence = operation.sequence;
-      running->label = operation.label;
-      running->work = group_->alltoall(in, out);
-      running->since = GroupState::Clock::now();
+    const auto running = std::make_shared<Running>();
+    running->sequence = operation.sequence;
+    running->label = operation.label;
+    running->since = GroupState::Clock::now();
+    {
       const std::lock_guard lock(mutex_);
       running_.push_back(running);
     }
-    return std::make_shared<NcclTransfer>(std::move(operation), std::move(running));
+    // The first one waits for all ranks to connect, unless the group did that when it was made. So a rank with nothing
+    // to send or receive takes part too.
+    WorkPtr work = group_->alltoall(in, out);
+    {
+      const std::lock_guard lock(running->mutex);
+      running->work = std::move(work);
+      running->is_starting = false;
+    }
+    return std::make_shared<NcclTransfer>(std::move(operation), running);
   }
 
   [[nodiscard]] std::int64_t header_nbytes() const noexcept override { return 0; }

@@ -147,8 +147,12 @@ std::unique_ptr<PendingExchange> GroupCommunicator::exchange(const Label& label,
   Operation operation{.sequence = sequence_++, .label = label, .buffers = std::move(buffers)};
   parts_.monitor->reached(operation.sequence, label);
   stamp_and_count(operation, *transport, is_host);
-  auto transfer = transport->start(operation);
-  return std::make_unique<Pending>(*this, operation, std::move(transfer), is_host);
+  try {
+    return std::make_unique<Pending>(*this, operation, transport->start(operation), is_host);
+  } catch (const std::exception& error) {
+    report_failure(fmt::format("{}: {}", describe(label), error.what()));
+    end_with(describe(label), error.what());
+  }
 }
 
 void GroupCommunicator::check_messages(const Label& label, const ExchangeBuffers& buffers,
