@@ -121,6 +121,30 @@ TEST_P(EachWorld, GathersByOneMessageForAll) {
   });
 }
 
+// As a bucket is gathered in place: pieces of odd sizes side by side, nothing between them.
+TEST_P(EachWorld, GathersIntoOneRunWithStampsApart) {
+  run_ranks(GetParam(), [](Communicator& group) {
+    const int world_size = group.world_size();
+    const at::Tensor whole = bytes(world_size * (world_size + 1) / 2 * 7).fill_(255);
+    std::vector<at::Tensor> pieces;
+    for (std::int64_t rank = 0, begin = 0; rank < world_size; begin += 7 * ++rank) {
+      pieces.push_back(whole.narrow(0, begin, 7 * (rank + 1)));
+    }
+    const at::Tensor mine = pieces[static_cast<std::size_t>(group.rank())].fill_(group.rank());
+    const WireBytes before = group.wire_bytes();
+    group
+        .exchange({OperationKind::kParameters, 1, 0},
+                  {.send = std::vector<at::Tensor>(static_cast<std::size_t>(world_size), mine),
+                   .receive = pieces,
+                   .stamps = StampPlace::kApart})
+        ->wait();
+    for (int rank = 0; rank < world_size; ++rank) {
+      EXPECT_TRUE(pieces[static_cast<std::size_t>(rank)].eq(rank).all().item<bool>());
+    }
+    EXPECT_EQ(group.wire_bytes().total() - before.total(), (world_size - 1) * mine.numel());
+  });
+}
+
 TEST_P(EachWorld, SumsIntegersThatWrap) {
   run_ranks(GetParam(), [](Communicator& group) {
     const std::int64_t world_size = group.world_size();

@@ -57,6 +57,18 @@ TEST(Faults, RanksInDifferentBranchesAreBothTold) {
   }
 }
 
+TEST(Faults, StampsApartTellBranchesFromEachOtherToo) {
+  const auto texts = what_each_rank_threw(2, [](Communicator& group) {
+    ExchangeBuffers buffers = equal_pieces(group, 64);
+    buffers.stamps = StampPlace::kApart;
+    group.exchange({OperationKind::kParameters, 4, group.rank() == 0 ? 7 : 8}, buffers)->wait();
+  });
+  for (const std::string& text : texts) {
+    EXPECT_THAT(text, AllOf(HasSubstr("parameter gather of bucket 7, step 4"),
+                            HasSubstr("parameter gather of bucket 8, step 4")));
+  }
+}
+
 TEST(Faults, DifferentSizesNameBothRanks) {
   const auto texts = what_each_rank_threw(
       2, [](Communicator& group) { exchange(group, {OperationKind::kGradients, 4, 7}, group.rank() == 0 ? 64 : 128); });

@@ -21,6 +21,12 @@ import torch
 import torch.distributed as dist
 
 WATCHDOG = 180.0
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    # NCCL's own watchdog would end the process where the monitor has an error to give.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
 GRADIENTS, PARAMETERS, VOTES, OTHER = range(4)
 CASES: dict[str, Callable[[Any, int, int], Any]] = {}
 
@@ -49,7 +55,7 @@ def wait_for_failure(probe: Any) -> list[str]:
 
 def equal_exchange(probe: Any, world: int, step: int, unit: int, nbytes: int = 64, kind: int = GRADIENTS) -> Any:
     piece = torch.zeros(nbytes, dtype=torch.uint8)
-    probe.start(kind, step, unit, [piece] * world, [nbytes] * world)
+    probe.start(kind, step, unit, [piece] * world, [nbytes] * world, False)
     return probe.wait()
 
 
@@ -70,7 +76,7 @@ def bits(probe: Any, rank: int, world: int) -> Any:
     for round in range(10):
         mine = [bf16_piece(rank, other, round) for other in range(world)]
         theirs = [bf16_piece(other, rank, round) for other in range(world)]
-        probe.start(GRADIENTS, 1, round, [x.view(torch.uint8) for x in mine], [2 * x.numel() for x in theirs])
+        probe.start(GRADIENTS, 1, round, [x.view(torch.uint8) for x in mine], [2 * x.numel() for x in theirs], round % 2 == 1)
         for other, came in enumerate(probe.wait()):
             if other != rank and not torch.equal(came.view(torch.int16), theirs[other].view(torch.int16)):
                 wrong.append([round, other])
@@ -95,7 +101,7 @@ def large(probe: Any, rank: int, world: int) -> Any:
     numel = 8 << 20
     pieces = [torch.full((numel,), rank + 1, dtype=torch.uint8)] * world
     for step in range(3):
-        probe.start(GRADIENTS, step, 0, pieces, [numel] * world)
+        probe.start(GRADIENTS, step, 0, pieces, [numel] * world, False)
         came = probe.wait()
     return all(bool((came[other] == other + 1).all()) for other in range(world) if other != rank)
 
@@ -104,7 +110,7 @@ def large(probe: Any, rank: int, world: int) -> Any:
 def killed(probe: Any, rank: int, world: int) -> Any:
     equal_exchange(probe, world, 1, 0)
     if rank == 1:
-        probe.start(GRADIENTS, 2, 5, [torch.zeros(8 << 20, dtype=torch.uint8)] * world, [8 << 20] * world)
+        probe.start(GRADIENTS, 2, 5, [torch.zeros(8 << 20, dtype=torch.uint8)] * world, [8 << 20] * world, False)
         os.kill(os.getpid(), signal.SIGKILL)
     first = error_of(lambda: equal_exchange(probe, world, 2, 5, 8 << 20))
     return [first, error_of(lambda: probe.sum([1]))]
@@ -180,19 +186,70 @@ def forked(probe: Any, rank: int, world: int) -> Any:
     return status
 
 
+# On GPUs, where nobody on the host waits for a message.
+
+
+def bits_on_gpu(probe: Any, rank: int, world: int) -> Any:
+    device = torch.device("cuda", rank)
+    wrong = []
+    for round in range(10):
+        mine = [bf16_piece(rank, other, round).to(device) for other in range(world)]
+        theirs = [bf16_piece(other, rank, round) for other in range(world)]
+        probe.start(GRADIENTS, 1, round, [x.view(torch.uint8) for x in mine], [2 * x.numel() for x in theirs], round % 2 == 1)
+        for other, came in enumerate(probe.wait()):
+            if other != rank and not torch.equal(came.cpu().view(torch.int16), theirs[other].view(torch.int16)):
+                wrong.append([round, other])
+        if probe.mismatch():
+            wrong.append([round, "stamp"])
+    tensor = torch.full((1000, 3), float(rank), dtype=torch.bfloat16, device=device)
+    probe.broadcast(tensor, world - 1)
+    return {"wrong": wrong, "sum": probe.sum([rank + 1]), "broadcast": bool((tensor == world - 1).all())}
+
+
+def branches_on_gpu(probe: Any, rank: int, world: int) -> Any:
+    piece = torch.zeros(4096, dtype=torch.uint8, device=torch.device("cuda", rank))
+
+    def gather() -> None:
+        probe.start(PARAMETERS, 1, 7 + rank, [piece] * world, [4096] * world, False)
+        probe.wait()
+
+    # The stamps tell, or the monitor, which compares where ranks are, has been faster.
+    return error_of(gather)[0] == "RuntimeError" or probe.mismatch()
+
+
+def missing_on_gpu(probe: Any, rank: int, world: int) -> Any:
+    piece = torch.zeros(4096, dtype=torch.uint8, device=torch.device("cuda", rank))
+    if rank != 1:
+        probe.start(PARAMETERS, 1, 7, [piece] * world, [4096] * world, False)
+        error_of(probe.wait)
+        torch.cuda.synchronize()
+    return wait_for_failure(probe)
+
+
+CASES |= {"gpu_bits": bits_on_gpu, "gpu_branches": branches_on_gpu, "gpu_missing": missing_on_gpu}
+
+
 def run_rank(rank: int, world: int, port: int, timeout_ms: int, heartbeat_ms: int, *names: str) -> None:
     import pannier  # noqa: F401
 
     keeps_store = rank == 0 and "keeper_killed" in names
     store = dist.TCPStore("127.0.0.1", port, is_master=keeps_store, wait_for_workers=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=WATCHDOG))
+    on_gpu = names[0].startswith("gpu")
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    device = torch.device("cuda", rank) if on_gpu else None
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=WATCHDOG), device_id=device
+    )
+    hosts = dist.new_group(backend="gloo")
     results = {}
     for name in names:
-        group = dist.new_group(backend="gloo")
+        group = dist.new_group(backend=backend, device_id=device)
         probe = torch.classes.pannier.CommunicatorProbe(group.boxed(), timeout_ms, 20, heartbeat_ms)
         results[name] = CASES[name](probe, rank, world)
         if len(names) > 1:
-            dist.barrier()
+            dist.barrier(group=hosts)
         probe.close()
     print(json.dumps(results), flush=True)
 
@@ -216,7 +273,7 @@ def run_ranks(
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, str(rank), *numbers, *names],
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            env=os.environ | ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -329,6 +386,15 @@ def test_a_rank_that_is_gone_is_named(name: str, dead: int, said: str) -> None:
         if rank != dead:
             kind, text = result
             assert kind == "RuntimeError" and said in text, text
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs")
+def test_gpus_exchange_stamped_messages_and_name_who_is_missing() -> None:
+    results = run_ranks("gpu_bits", "gpu_branches", "gpu_missing", world=2, timeout_ms=10_000)
+    assert results["gpu_bits"] == [{"wrong": [], "sum": [3], "broadcast": True}] * 2
+    assert results["gpu_branches"] == [True, True]
+    for kind, text in results["gpu_missing"]:
+        assert kind == "RuntimeError" and "rank 1 has not reached parameter gather of bucket 7, step 1" in text, text
 
 
 if __name__ == "__main__":

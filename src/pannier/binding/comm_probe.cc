@@ -28,9 +28,10 @@ class CommunicatorProbe : public torch::CustomClassHolder {
       : communicator_(
             translated([&] { return make_c10d_communicator(group, to_options(timeout_ms, poll_ms, heartbeat_ms)); })) {}
 
-  /// Begins to send one flat tensor of bytes to each rank, and to receive so many from each.
+  /// Begins to send one flat tensor of bytes to each rank, and to receive so many from each; with stamps in the
+  /// messages' tails, or apart.
   void start(std::int64_t kind, std::int64_t step, std::int64_t unit, const std::vector<at::Tensor>& pieces,
-             const std::vector<std::int64_t>& receive_nbytes) {
+             const std::vector<std::int64_t>& receive_nbytes, bool apart) {
     translated([&] {
       std::vector<std::int64_t> send_nbytes;
       for (const at::Tensor& piece : pieces) {
@@ -49,9 +50,17 @@ class CommunicatorProbe : public torch::CustomClassHolder {
       }
       const Label label{static_cast<OperationKind>(kind), static_cast<std::uint32_t>(step),
                         static_cast<std::int32_t>(unit)};
-      pending_ = communicator_->exchange(label, {.send = message_views(send, send_layout),
-                                                 .receive = message_views(received_, *receive_layout_),
-                                                 .device = device});
+      ExchangeBuffers buffers{.send = message_views(send, send_layout),
+                              .receive = message_views(received_, *receive_layout_),
+                              .device = device};
+      if (apart) {
+        buffers.stamps = StampPlace::kApart;
+        for (int rank = 0; rank < communicator_->world_size(); ++rank) {
+          buffers.send[static_cast<std::size_t>(rank)] = payload_view(send, send_layout, rank);
+          buffers.receive[static_cast<std::size_t>(rank)] = payload_view(received_, *receive_layout_, rank);
+        }
+      }
+      pending_ = communicator_->exchange(label, std::move(buffers));
     });
   }
 

@@ -17,15 +17,22 @@
 
 namespace pannier {
 
+/// Where the stamp of a message is.
+enum class StampPlace {
+  kTail,   ///< In the message itself, which has message_nbytes(payload) bytes: payload, padding and stamp.
+  kApart,  ///< Beside it: the message is the payload alone, so that pieces may lie side by side. Costs nothing in host
+           ///< memory, and a second small operation on a device.
+};
+
 /// The messages of one exchange, one for each rank in either direction. A message is a contiguous kByte tensor of one
-/// dimension with message_nbytes(payload) bytes, whose storage offset is a multiple of 16: the payload, and room for
-/// padding and the stamp, which the exchange writes. No message: an undefined or empty tensor. Several ranks may be
-/// sent the same tensor, as an all-gather does. A rank's own piece never travels: its entries are ignored, and whoever
-/// needs the piece elsewhere copies it.
+/// dimension; with a stamp in its tail its storage offset is a multiple of 16. No message: an undefined or empty
+/// tensor. Several ranks may be sent the same tensor, as an all-gather does. A rank's own piece never travels: its
+/// entries are ignored, and whoever needs the piece elsewhere copies it.
 struct ExchangeBuffers {
-  std::vector<at::Tensor> send;     ///< By destination.
-  std::vector<at::Tensor> receive;  ///< By source.
-  at::Device device = at::kCPU;     ///< Where all of them lie, and would lie if there are none; one kind on all ranks.
+  std::vector<at::Tensor> send{};         ///< By destination.
+  std::vector<at::Tensor> receive{};      ///< By source.
+  at::Device device = at::kCPU;           ///< Where they lie, and would lie if there are none; one kind on all ranks.
+  StampPlace stamps = StampPlace::kTail;  ///< The same on all ranks.
 };
 
 /// The messages of a flat buffer with this layout, as ExchangeBuffers takes them.
@@ -33,8 +40,9 @@ struct ExchangeBuffers {
 /// The payload that belongs to `rank` in such a buffer; its own too, if the layout keeps it.
 [[nodiscard]] at::Tensor payload_view(const at::Tensor& flat, const ExchangeLayout& layout, int rank);
 
-/// An exchange under way. One thread: the communicator's. The messages must not be touched before wait() has returned;
-/// dropping it unwaited is allowed, and then they stay alive by themselves until they have travelled.
+/// An exchange under way, used by the communicator's thread, and not after the communicator. The messages must not be
+/// touched before wait() has returned. Dropping it unwaited is allowed: then they stay alive by themselves until they
+/// have travelled.
 class PendingExchange {
  public:
   PendingExchange() = default;

@@ -50,32 +50,31 @@ void GroupOptions::validate() const {
 /// One exchange as its caller sees it.
 class GroupCommunicator::Pending final : public PendingExchange {
  public:
-  Pending(GroupCommunicator& group, const Operation& operation, std::shared_ptr<Transfer> transfer, bool is_host)
+  /// `stamped` are the messages that came with a stamp in their tail, by source.
+  Pending(GroupCommunicator& group, const Operation& operation, std::vector<std::shared_ptr<Transfer>> transfers,
+          std::vector<at::Tensor> stamped)
       : group_(group),
         sequence_(operation.sequence),
         label_(operation.label),
-        received_(operation.buffers.receive),
-        transfer_(std::move(transfer)),
-        is_host_(is_host) {}
+        is_host_(operation.buffers.device.is_cpu()),
+        transfers_(std::move(transfers)),
+        stamped_(std::move(stamped)) {}
 
   void wait() override {
     if (std::exchange(is_waited_for_, true)) {
       return;
     }
     if (is_host_) {
-      group_.wait_for_host(*transfer_, sequence_, label_);
+      group_.wait_for_host(*transfers_.front(), sequence_, label_);
     } else {
       group_.require_usable(describe(label_));
     }
-    std::string wrong = transfer_->finish();
-    const std::vector<at::Tensor> received = std::exchange(received_, {});
-    std::vector<StampedMessage> messages;
-    for (int source = 0; source < group_.world_size(); ++source) {
-      const at::Tensor& message = received[static_cast<std::size_t>(source)];
-      if (source != group_.rank() && is_message(message)) {
-        messages.push_back({message, make_stamp(label_, source, sequence_)});
-      }
+    std::string wrong;
+    for (const auto& transfer : transfers_) {
+      wrong += transfer->finish();
     }
+    const std::vector<StampedMessage> messages = stamped_messages();
+    stamped_.clear();
     if (!is_host_) {
       mismatch_ = messages.empty() ? at::Tensor() : group_.device_stamps_->check(messages);
       return;
@@ -95,12 +94,23 @@ class GroupCommunicator::Pending final : public PendingExchange {
   [[nodiscard]] at::Tensor mismatch() const override { return mismatch_; }
 
  private:
+  [[nodiscard]] std::vector<StampedMessage> stamped_messages() const {
+    std::vector<StampedMessage> messages;
+    for (std::size_t source = 0; source < stamped_.size(); ++source) {
+      const int rank = static_cast<int>(source);
+      if (rank != group_.rank() && is_message(stamped_[source])) {
+        messages.push_back({stamped_[source], make_stamp(label_, rank, sequence_)});
+      }
+    }
+    return messages;
+  }
+
   GroupCommunicator& group_;
   std::uint32_t sequence_;
   Label label_;
-  std::vector<at::Tensor> received_;
-  std::shared_ptr<Transfer> transfer_;  ///< Shared with the transport's thread.
   bool is_host_;
+  std::vector<std::shared_ptr<Transfer>> transfers_;  ///< Shared with the transport's thread.
+  std::vector<at::Tensor> stamped_;
   bool is_waited_for_ = false;
   at::Tensor mismatch_;
 };
@@ -144,15 +154,44 @@ std::unique_ptr<PendingExchange> GroupCommunicator::exchange(const Label& label,
                                                   describe(label), buffers.device.str()));
   check_messages(label, buffers, buffers.send, "to");
   check_messages(label, buffers, buffers.receive, "from");
-  Operation operation{.sequence = sequence_++, .label = label, .buffers = std::move(buffers)};
+  const Operation operation{.sequence = sequence_++, .label = label, .buffers = std::move(buffers)};
   parts_.monitor->reached(operation.sequence, label);
-  stamp_and_count(operation, *transport, is_host);
   try {
-    return std::make_unique<Pending>(*this, operation, transport->start(operation), is_host);
+    stamp_and_count(operation, *transport);
+    std::vector<at::Tensor> stamped;
+    if (operation.buffers.stamps == StampPlace::kTail) {
+      stamped = operation.buffers.receive;
+    }
+    std::vector<std::shared_ptr<Transfer>> transfers{transport->start(operation)};
+    if (const auto apart = stamps_apart(operation)) {
+      stamped = apart->buffers.receive;
+      transfers.push_back(transport->start(*apart));
+    }
+    return std::make_unique<Pending>(*this, operation, std::move(transfers), std::move(stamped));
   } catch (const std::exception& error) {
     report_failure(fmt::format("{}: {}", describe(label), error.what()));
     end_with(describe(label), error.what());
   }
+}
+
+// In host memory every message has a header, which says all that a stamp does. On a device the stamps follow in an
+// operation of their own, right behind the messages: what is paired wrongly there is paired wrongly here.
+std::optional<Operation> GroupCommunicator::stamps_apart(const Operation& operation) const {
+  const ExchangeBuffers& buffers = operation.buffers;
+  if (buffers.stamps == StampPlace::kTail || buffers.device.is_cpu()) {
+    return std::nullopt;
+  }
+  const at::Tensor own = empty_bytes(kStampNbytes, buffers.device);
+  device_stamps_->write(own, make_stamp(operation.label, parts_.rank, operation.sequence));
+  const at::Tensor others = empty_bytes(kStampNbytes * parts_.world_size, buffers.device);
+  Operation apart{.sequence = operation.sequence, .label = operation.label, .buffers = {.device = buffers.device}};
+  for (std::size_t rank = 0; rank < buffers.send.size(); ++rank) {
+    apart.buffers.send.push_back(is_message(buffers.send[rank]) ? own : at::Tensor());
+    const auto offset = kStampNbytes * static_cast<std::int64_t>(rank);
+    apart.buffers.receive.push_back(is_message(buffers.receive[rank]) ? others.narrow(0, offset, kStampNbytes)
+                                                                      : at::Tensor());
+  }
+  return apart;
 }
 
 void GroupCommunicator::check_messages(const Label& label, const ExchangeBuffers& buffers,
@@ -164,18 +203,23 @@ void GroupCommunicator::check_messages(const Label& label, const ExchangeBuffers
     if (static_cast<int>(rank) == parts_.rank || !is_message(message)) {
       continue;
     }
-    const bool is_whole = message.dim() == 1 && message.is_contiguous() && message.numel() > kStampNbytes &&
-                          message.numel() % kMessageAlignment == 0 && message.storage_offset() % kMessageAlignment == 0;
-    PANNIER_CHECK(message.scalar_type() == at::kByte && message.device() == buffers.device && is_whole,
-                  fmt::format("{}: the message {} rank {} is not a stamped run of bytes: {} of {} on {} at {}",
-                              describe(label), direction, rank, message.numel(), message.toString(),
-                              message.device().str(), message.storage_offset()));
+    const bool is_run = message.scalar_type() == at::kByte && message.device() == buffers.device &&
+                        message.dim() == 1 && message.is_contiguous();
+    const bool has_tail = message.numel() > kStampNbytes && message.numel() % kMessageAlignment == 0 &&
+                          message.storage_offset() % kMessageAlignment == 0;
+    PANNIER_CHECK(
+        is_run && (has_tail || buffers.stamps == StampPlace::kApart),
+        fmt::format("{}: the message {} rank {} is no run of bytes with room for a stamp: {} of {} on {} at {}",
+                    describe(label), direction, rank, message.numel(), message.toString(), message.device().str(),
+                    message.storage_offset()));
   }
 }
 
-void GroupCommunicator::stamp_and_count(const Operation& operation, const Transport& transport, bool is_host) {
+void GroupCommunicator::stamp_and_count(const Operation& operation, const Transport& transport) {
   const Stamp stamp = make_stamp(operation.label, parts_.rank, operation.sequence);
   const auto kind = static_cast<std::size_t>(operation.label.kind);
+  const bool is_host = operation.buffers.device.is_cpu();
+  const bool has_tail = operation.buffers.stamps == StampPlace::kTail;
   const void* stamped = nullptr;
   for (int rank = 0; rank < parts_.world_size; ++rank) {
     if (rank == parts_.rank) {
@@ -186,11 +230,11 @@ void GroupCommunicator::stamp_and_count(const Operation& operation, const Transp
     if (!is_message(message)) {
       continue;
     }
-    wire_bytes_.payload[kind] += message.numel() - kStampNbytes;
-    wire_bytes_.overhead[kind] += kStampNbytes;
-    const void* tail = static_cast<const char*>(message.const_data_ptr()) + message.numel();
-    if (std::exchange(stamped, tail) == tail) {
-      continue;  // One piece for all.
+    wire_bytes_.payload[kind] += message.numel() - (has_tail ? kStampNbytes : 0);
+    wire_bytes_.overhead[kind] += has_tail || !is_host ? kStampNbytes : 0;
+    const void* end = static_cast<const char*>(message.const_data_ptr()) + message.numel();
+    if (!has_tail || std::exchange(stamped, end) == end) {
+      continue;  // One piece for all is stamped once.
     }
     if (is_host) {
       write_stamp(message, stamp);

@@ -52,7 +52,8 @@ class GroupCommunicator final : public Communicator {
   void require_usable(const std::string& operation) const;
   void check_messages(const Label& label, const ExchangeBuffers& buffers, const std::vector<at::Tensor>& messages,
                       const char* direction) const;
-  void stamp_and_count(const Operation& operation, const Transport& transport, bool is_host);
+  void stamp_and_count(const Operation& operation, const Transport& transport);
+  [[nodiscard]] std::optional<Operation> stamps_apart(const Operation& operation) const;
   void wait_for_host(Transfer& transfer, std::uint32_t sequence, const Label& label);
   [[noreturn]] void end_with(const std::string& operation, const std::string& otherwise);
   void require_match(const PendingExchange& pending, const Label& label);

@@ -32,12 +32,13 @@ class ThreadTransfer final : public Transfer {
 
   [[nodiscard]] std::string finish() override {
     std::string wrong;
-    for (int source = 0; source < world_size(); ++source) {
+    const ExchangeBuffers buffers = std::move(operation_.buffers);
+    for (int source = 0; source < static_cast<int>(buffers.receive.size()); ++source) {
       if (source == rank_) {
         continue;
       }
       const Letter letter = mailbox_->take(operation_.sequence, source);
-      const at::Tensor& message = operation_.buffers.receive[static_cast<std::size_t>(source)];
+      const at::Tensor& message = buffers.receive[static_cast<std::size_t>(source)];
       const MessageHeader expected{make_stamp(operation_.label, source, operation_.sequence), nbytes_of(message)};
       const std::string different = difference(expected, letter.header, rank_);
       if (!different.empty()) {

@@ -10,7 +10,7 @@
 
 namespace pannier {
 
-/// Counts since the group was made. Payloads are counted as they travel, padded to 16 bytes.
+/// Counts since the group was made. Payloads are counted as they travel: padded to 16 bytes if a stamp follows.
 struct WireBytes {
   using Counts = std::array<std::int64_t, kNumOperationKinds>;
   Counts payload{};   ///< By OperationKind.
