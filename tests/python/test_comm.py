@@ -261,7 +261,12 @@ def free_port() -> int:
 
 
 def run_ranks(
-    *names: str, world: int, timeout_ms: int = 120_000, heartbeat_ms: int = 60_000, dies: int | None = None
+    *names: str,
+    world: int,
+    timeout_ms: int = 120_000,
+    heartbeat_ms: int = 60_000,
+    dies: int | None = None,
+    **environment: str,
 ) -> dict[str, list[Any]]:
     """What each rank returned, by case; None for a rank that dies. The others must end by themselves, with status 0."""
     store = None
@@ -273,7 +278,7 @@ def run_ranks(
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, str(rank), *numbers, *names],
-            env=os.environ | ENVIRONMENT,
+            env=os.environ | ENVIRONMENT | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -309,9 +314,10 @@ def arrived(world: int) -> list[Any]:
     return [{"wrong": [], "sum": total, "broadcast": True}] * world
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_every_bit_arrives_where_it_should(world: int) -> None:
-    assert run_ranks("bits", world=world)["bits"] == arrived(world)
+@pytest.mark.parametrize(("world", "debug"), [(1, "OFF"), (2, "DETAIL"), (4, "OFF")])
+def test_every_bit_arrives_where_it_should(world: int, debug: str) -> None:
+    """Also through the wrapper that torch puts around a group to debug it."""
+    assert run_ranks("bits", world=world, TORCH_DISTRIBUTED_DEBUG=debug)["bits"] == arrived(world)
 
 
 def test_groups_after_dead_ones_are_whole(three_ranks: dict[str, list[Any]]) -> None:

@@ -44,8 +44,12 @@ std::unique_ptr<Communicator> make_c10d_communicator(ProcessGroupPtr group, cons
   if (!has_gloo && !has_nccl) {
     throw ConfigError("the process group has neither Gloo for CPUs nor NCCL for GPUs");
   }
-  // Ours comes first, and says which rank it was.
-  group->setTimeout(options.collective_timeout * 2 + std::chrono::minutes(10));
+  try {
+    group->setTimeout(options.collective_timeout * 2 +
+                      std::chrono::minutes(10));  // Ours comes first, and names a rank.
+  } catch (const c10::Error&) {
+    // torch's debugging wrapper does not pass it on; then the timeout that the group was made with stays.
+  }
   const auto nccl = has_nccl ? make_nccl_transport(group) : nullptr;
   GroupParts parts;
   parts.rank = group->getRank();
