@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -162,9 +163,12 @@ class Watch {
     return fmt::format("{} after {:g} s on rank {}", fmt::join(reasons, "; "), report.seconds, shared_->rank);
   }
 
-  // The heartbeat of the next rank that has not left.
+  // The heartbeat of the next rank that has not left. If this process stood still itself, the others may have too (a
+  // job that was stopped and continued), so that a long pause between two polls is little evidence.
   void watch() {
     const int world_size = shared_->world_size;
+    const Clock::time_point now = Clock::now();
+    silence_ += std::min<Clock::duration>(now - std::exchange(last_poll_, now), shared_->options.heartbeat_timeout / 5);
     for (int step = 1; step < world_size; ++step) {
       const int other = (shared_->rank + step) % world_size;
       const std::optional<RankStatus> status = read(other);
@@ -174,7 +178,7 @@ class Watch {
       if (other != watched_ || !status || !watched_status_ || status->beat != watched_status_->beat) {
         watched_ = other;
         watched_status_ = status;
-        last_change_ = Clock::now();
+        silence_ = Clock::duration(0);
       }
       judge(other, status);
       return;
@@ -186,7 +190,7 @@ class Watch {
       return;  // It has not come yet: who waits for it has a deadline.
     }
     const auto timeout = shared_->options.heartbeat_timeout;
-    if (Clock::now() - last_change_ >= timeout) {
+    if (silence_ >= timeout) {
       publish(
           fmt::format("rank {} died (no heartbeat for {:g} s)", other, std::chrono::duration<double>(timeout).count()));
     } else if (status->num_begun > 0 && status->num_begun == status_.num_begun && status->label != status_.label) {
@@ -218,7 +222,8 @@ class Watch {
   bool has_failed_ = false;
   int watched_ = -1;
   std::optional<RankStatus> watched_status_;
-  Clock::time_point last_change_;
+  Clock::duration silence_{0};  ///< Of the watched rank.
+  Clock::time_point last_poll_ = Clock::now();
 };
 
 }  // namespace
