@@ -76,7 +76,8 @@ def bits(probe: Any, rank: int, world: int) -> Any:
     for round in range(10):
         mine = [bf16_piece(rank, other, round) for other in range(world)]
         theirs = [bf16_piece(other, rank, round) for other in range(world)]
-        probe.start(GRADIENTS, 1, round, [x.view(torch.uint8) for x in mine], [2 * x.numel() for x in theirs], round % 2 == 1)
+        nbytes = [2 * x.numel() for x in theirs]
+        probe.start(GRADIENTS, 1, round, [x.view(torch.uint8) for x in mine], nbytes, round % 2 == 1)
         for other, came in enumerate(probe.wait()):
             if other != rank and not torch.equal(came.view(torch.int16), theirs[other].view(torch.int16)):
                 wrong.append([round, other])
@@ -195,7 +196,8 @@ def bits_on_gpu(probe: Any, rank: int, world: int) -> Any:
     for round in range(10):
         mine = [bf16_piece(rank, other, round).to(device) for other in range(world)]
         theirs = [bf16_piece(other, rank, round) for other in range(world)]
-        probe.start(GRADIENTS, 1, round, [x.view(torch.uint8) for x in mine], [2 * x.numel() for x in theirs], round % 2 == 1)
+        nbytes = [2 * x.numel() for x in theirs]
+        probe.start(GRADIENTS, 1, round, [x.view(torch.uint8) for x in mine], nbytes, round % 2 == 1)
         for other, came in enumerate(probe.wait()):
             if other != rank and not torch.equal(came.cpu().view(torch.int16), theirs[other].view(torch.int16)):
                 wrong.append([round, other])
