@@ -68,7 +68,7 @@ void run(const PlanFlags& flags) {
   const auto numels = numels_of(flags);
   const PartsOptions options = parts_options(config, config.optimizer->algorithm, {config.optimizer->hyper},
                                              config.gradient_accumulation_steps.value_or(1));
-  MemoryPlanInput input = plan_input(options, numels, 0);
+  MemoryPlanInput input = plan_input(options, numels, 0, 0, 1);
   input.micro_batch_size = config.train_micro_batch_size_per_gpu.value_or(0);
   input.activations_nbytes = flags.activations.empty() ? 0 : parse_bytes(flags.activations);
   MemoryBudget budget{.device_nbytes = config.pannier.device_memory_nbytes.value_or(0),

@@ -21,7 +21,7 @@ from pannier.descriptors import (
     FusedLion,
 )
 from pannier.engine import Engine
-from pannier.errors import ConfigError, InternalError, IoError, OutOfMemoryError, UsageError
+from pannier.errors import CollectiveError, ConfigError, InternalError, IoError, OutOfMemoryError, UsageError
 from pannier.fragments import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -36,6 +36,7 @@ from pannier.loader import Loader, RepeatingLoader
 from pannier.optimizer import Optimizer
 
 __all__ = [
+    "CollectiveError",
     "ConfigError",
     "DeepSpeedCPUAdagrad",
     "DeepSpeedCPUAdam",

@@ -1,7 +1,6 @@
-"""The process group, for one rank: what scripts call `deepspeed.comm` for.
+"""The process group: what scripts call `deepspeed.comm` for, and the group of its own that each engine gets.
 
-`init_distributed` makes a real torch group of one, so that `torch.distributed` works in scripts that use it; without it
-every function here answers as a group of one would.
+The distributed engine is torch.distributed. Without a group every function here answers as a group of one would.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ __all__ = [
     "barrier",
     "broadcast",
     "destroy_process_group",
+    "engine_group",
+    "ensure_group",
     "get_local_rank",
     "get_rank",
     "get_world_group",
@@ -30,8 +31,15 @@ __all__ = [
     "init_distributed",
     "is_available",
     "is_initialized",
-    "require_single_rank",
 ]
+
+
+# Who started the ranks, by the variables that it sets for rank, number of ranks and rank on this machine. torchrun's come
+# first; Slurm sets its own in an interactive allocation too, where nothing was started in parallel.
+_STARTERS = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
 
 
 def init_distributed(
@@ -46,31 +54,91 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Makes torch's process group of one rank, unless there is one."""
-    if world_size > 1:
-        raise ConfigError(f"world_size is {world_size}, but this version of Pannier trains with one rank")
-    require_single_rank(dist_init_required)
-    if not dist.is_initialized() and dist_init_required is not False:
+    """Makes torch's process group, unless there is one: of the ranks that torchrun, Open MPI or Slurm started, or of this
+    process alone.
+
+    `rank` and `world_size`, given together, come before the environment. `MASTER_ADDR` and `MASTER_PORT` (or
+    `distributed_port`) say where ranks meet; with one rank nothing is opened.
+    """
+    if dist.is_initialized() or dist_init_required is False:
+        _require_initialized(dist_init_required)
+        return
+    if auto_mpi_discovery:
+        _read_starter(distributed_port)
+    if world_size < 0:
+        world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} is none of the {world_size} ranks")
+    if world_size == 1 and init_method is None:
         # A store inside the process: no port, so two jobs on one machine never meet.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-
-def require_single_rank(dist_init_required: bool | None = None) -> None:
-    """Raises where the environment or torch's process group says that there are more ranks than one."""
-    if dist.is_available() and dist.is_initialized():
-        if dist.get_world_size() > 1:
-            raise ConfigError(
-                f"the process group has {dist.get_world_size()} ranks, but this version of Pannier trains with one rank"
-            )
         return
-    if dist_init_required is False:
-        raise UsageError("dist_init_required is False, but torch's process group is not initialised")
-    text = os.environ.get("WORLD_SIZE", "1")
-    if text.strip() not in ("", "1"):
+    if init_method is None and "MASTER_ADDR" not in os.environ:
         raise ConfigError(
-            f"WORLD_SIZE is {text} but the process group is not initialised, and this version of Pannier trains with "
-            "one rank"
+            f"WORLD_SIZE is {world_size}, but MASTER_ADDR, where the ranks meet, is not set; start them with torchrun"
         )
+    os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    dist.init_process_group(
+        dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"),
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+
+
+def ensure_group(dist_init_required: bool | None = None) -> tuple[int, int]:
+    """Rank and number of ranks, of torch's process group or of the environment; the group is made if there are several."""
+    _require_initialized(dist_init_required)
+    if not is_initialized():
+        _read_starter(29500)
+        if _number("WORLD_SIZE", 1) > 1:
+            init_distributed()
+    return get_rank(), get_world_size()
+
+
+def engine_group(device: str, timeout_seconds: float) -> Any:
+    """A group of all ranks that only one engine uses, for the core; None with one rank.
+
+    `device` is where the engine trains. The group's own timeout is above the engine's, whose monitor is to find out first.
+    """
+    if get_world_size() == 1:
+        return None
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(torch.device(device))
+    group = dist.new_group(
+        timeout=timedelta(seconds=2 * timeout_seconds + 600),
+        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        device_id=torch.device(device) if on_gpu else None,
+    )
+    return group.boxed()
+
+
+def _require_initialized(dist_init_required: bool | None) -> None:
+    if dist_init_required is False and not is_initialized():
+        raise UsageError("dist_init_required is False, but torch's process group is not initialised")
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "").strip() or str(default)
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{variable} is {text!r}, expected a whole number") from None
+
+
+def _read_starter(port: int) -> None:
+    """Sets torchrun's variables from those of another starter, where torchrun's are not there."""
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        return
+    for _, rank, size, local_rank in _STARTERS:
+        if _number(size, 1) > 1:
+            os.environ["RANK"] = str(_number(rank, 0))
+            os.environ["WORLD_SIZE"] = str(_number(size, 1))
+            os.environ.setdefault("LOCAL_RANK", str(_number(local_rank, 0)))
+            os.environ.setdefault("MASTER_PORT", str(port))
+            return
 
 
 def is_available() -> bool:

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from pannier.errors import ConfigError, InternalError, IoError
+from pannier.errors import CollectiveError, ConfigError, InternalError, IoError
 
 _Result = TypeVar("_Result")
 _IO_PREFIX = re.compile(r"^\[pannier:io:(\d+)\] ?")
-_INTERNAL_PREFIX = "[pannier:internal] "
+_PREFIXES = {"[pannier:internal] ": InternalError, "[pannier:collective] ": CollectiveError}
 
 
 def library_path() -> pathlib.Path:
@@ -53,9 +53,19 @@ def translated(error: Exception) -> Exception:
     if type(error) is RuntimeError:
         if io_error := _IO_PREFIX.match(message):
             return IoError(int(io_error.group(1)), message[io_error.end() :])
-        if message.startswith(_INTERNAL_PREFIX):
-            return InternalError(message.removeprefix(_INTERNAL_PREFIX))
+        for prefix, kind in _PREFIXES.items():
+            if message.startswith(prefix):
+                return kind(message.removeprefix(prefix))
     return error
+
+
+def lost_ranks(engine: Any) -> CollectiveError | None:
+    """Why the ranks of a core engine can't go on together; None where they can."""
+    try:
+        call(engine.check_ranks)
+    except CollectiveError as error:
+        return error
+    return None
 
 
 def new_config(text: str) -> Any:

@@ -51,6 +51,8 @@ class Engine(Batches, torch.nn.Module):
         handle: Any,
         params: Sequence[torch.nn.Parameter],
         optimizer: Optimizer | None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         super().__init__()
         self.module = module
@@ -59,10 +61,10 @@ class Engine(Batches, torch.nn.Module):
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
         self.collate_fn: Callable[[list[Any]], Any] | None = None
-        self.global_rank = 0
+        self.global_rank = rank
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.world_size = 1
-        self.dp_world_size = 1
+        self.world_size = world_size
+        self.dp_world_size = world_size
         self._config = config
         self._core = handle
         self._process_id = os.getpid()
@@ -104,8 +106,12 @@ class Engine(Batches, torch.nn.Module):
         try:
             root.backward(retain_graph=retain_graph)
         except BaseException as error:
-            core.call(handle.abort_backward)
-            if isinstance(error, Exception) and backward_checks.comes_from_core(error):
+            from_core = isinstance(error, Exception) and backward_checks.comes_from_core(error)
+            cause = core.lost_ranks(handle) if from_core else None
+            core.call(handle.abort_backward, f"{type(error).__name__}: {error}")
+            if cause is not None:
+                raise cause from None
+            if isinstance(error, Exception) and from_core:
                 raise core.translated(error) from None
             raise
         core.call(handle.end_backward)
@@ -170,13 +176,17 @@ class Engine(Batches, torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward without reduction; with one rank only the rules of the many-rank case remain."""
+        """Backward that adds up on each rank; ranks share the sums, in fp32, in the next backward outside or in `step()`."""
         if self.zero_optimization_partition_gradients():
             raise UsageError(
                 f"no_sync() cannot work with stage {self.zero_optimization_stage()}, which shards gradients"
             )
         with self._no_step_inside("no_sync"):
-            yield
+            core.call(self.core.hold_gradients, True)
+            try:
+                yield
+            finally:
+                core.call(self.core.hold_gradients, False)
 
     @contextlib.contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
@@ -242,6 +252,12 @@ class Engine(Batches, torch.nn.Module):
     def memory_stats(self) -> dict[str, Any]:
         """Bytes by tier (device, host, nvme) and owner, current and peak."""
         return json.loads(core.call(self.core.memory_stats))
+
+    def wire_bytes(self) -> dict[str, int]:
+        """Bytes that this rank has sent to others since the engine was made, by what they were; "total" counts stamps and
+        headers too."""
+        names = ("gradients", "parameters", "votes", "other", "total")
+        return dict(zip(names, core.call(self.core.wire_bytes), strict=True))
 
     def reset_peak_memory(self) -> None:
         """Starts the peaks of `memory_stats` anew."""

@@ -23,5 +23,9 @@ class IoError(OSError):
     """The machine refused an operation on a file or device; `errno` is set."""
 
 
+class CollectiveError(RuntimeError):
+    """The ranks can't go on together: one died, failed, is late or does something else. The message names it."""
+
+
 class InternalError(RuntimeError):
     """A promise that Pannier makes to itself was broken. Always a bug of ours."""

@@ -42,7 +42,7 @@ def initialize(
         model_parameters: Parameters or parameter groups for the config's optimizer; default: all of the model's.
         training_data: A dataset, for which a loader of micro-batches is returned.
         lr_scheduler: A scheduler, or a function of the optimizer that returns one. It comes before the config's.
-        distributed_port: Unused with one rank.
+        distributed_port: Where ranks meet, where the environment does not say.
         mpu: Must be None: model parallelism is not supported.
         dist_init_required: False: torch's process group must be there already.
         collate_fn: Makes a batch of a list of samples, for the loader.
@@ -63,14 +63,14 @@ def initialize(
         raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if mpu is not None or mesh_param is not None:
         raise ConfigError("mpu and mesh_param are not supported: there is no model or sequence parallelism")
-    comm.require_single_rank(dist_init_required)
+    rank, world_size = comm.ensure_group(dist_init_required)
     text, origin = configuration.find(args, config, config_params)
     read = Config(text, origin, brings_optimizer=optimizer is not None, brings_scheduler=lr_scheduler is not None)
     read.require_resolved()
-    read.resolve_batch(world_size=1, loader_batch=0)
+    read.resolve_batch(world_size=world_size, loader_batch=0)
     params = checked_parameters(model)
     device = devices.choose(model, read.config["pannier"]["device"])
-    loader = None if training_data is None else _build_loader(training_data, collate_fn, read)
+    loader = None if training_data is None else _build_loader(training_data, collate_fn, read, rank, world_size)
     basic = groups.build_optimizer(optimizer, model_parameters, params, read)
     rule = "" if basic is None else groups.update_rule(basic)
     group_of = groups.group_indices(basic, params)
@@ -87,9 +87,17 @@ def initialize(
         states = groups.take_states(basic)
         try:
             handle = core.new_engine(
-                read.core, rule, list(params), list(params.values()), group_of, numbers, list(model.buffers()), device
+                read.core,
+                rule,
+                list(params),
+                list(params.values()),
+                group_of,
+                numbers,
+                list(model.buffers()),
+                device,
+                comm.engine_group(device or _device_of(params), read.config["pannier"]["collective_timeout"]),
             )
-            engine = Engine(model, read, handle, list(params.values()), wrapped)
+            engine = Engine(model, read, handle, list(params.values()), wrapped, rank, world_size)
             groups.give_states(handle, states, trained)
         except Exception:
             groups.restore_states(basic, states)
@@ -105,14 +113,28 @@ def initialize(
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
-def _build_loader(data: Any, collate_fn: Callable[[list[Any]], Any] | None, config: Config) -> Loader:
+def _device_of(params: dict[str, torch.nn.Parameter]) -> str:
+    return next((str(param.device) for param in params.values()), "cpu")
+
+
+def _build_loader(
+    data: Any, collate_fn: Callable[[list[Any]], Any] | None, config: Config, rank: int, world_size: int
+) -> Loader:
     Loader.require_dataset(data)
     batch = config.config.get("train_micro_batch_size_per_gpu")
     if not isinstance(batch, int) or batch < 1:
         raise ConfigError(
             f"training_data needs a train_micro_batch_size_per_gpu to make batches of, but that is {batch!r}"
         )
-    return Loader(data, batch, collate_fn=collate_fn, drop_last=config.dataloader_drop_last(), pin_memory=True)
+    return Loader(
+        data,
+        batch,
+        world_size=world_size,
+        rank=rank,
+        collate_fn=collate_fn,
+        drop_last=config.dataloader_drop_last(),
+        pin_memory=True,
+    )
 
 
 def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

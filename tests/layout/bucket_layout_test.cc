@@ -5,6 +5,7 @@
 #include <random>
 
 #include "pannier/base/error.h"
+#include "pannier/layout/shard_layout.h"
 
 namespace pannier {
 namespace {
@@ -90,6 +91,29 @@ TEST(ShardLayout, OneRankOwnsTheWholeBucket) {
   EXPECT_EQ(shard.begin, 0);
   EXPECT_EQ(shard.end, layout.buckets()[0].numel);
   EXPECT_EQ(shard.pieces.size(), 3U);
+}
+
+TEST(ShardLayout, KnowsEveryPieceOfEveryRank) {
+  const std::vector<std::int64_t> numels{3 * kBlockNumel + 5, 0, 7, kBlockNumel};
+  const BucketLayout layout(numels, {.bucket_numel = 5 * kBlockNumel});
+  std::vector<std::int64_t> owned(numels.size());
+  for (int rank = 0; rank < 3; ++rank) {
+    const ShardLayout shards(layout, rank, 3);
+    for (int b = 0; b < layout.num_buckets(); ++b) {
+      EXPECT_EQ(shards.numels()[static_cast<std::size_t>(b)], shards.shard(b).numel());
+      for (const ShardPiece& piece : shards.pieces(b)) {
+        EXPECT_EQ(piece.shard_offset, piece.bucket_offset - shards.shard(b).begin);
+        EXPECT_LE(piece.shard_offset + piece.numel, shards.shard(b).numel());
+        EXPECT_EQ(shards.piece_of(piece.parameter).parameter_offset, piece.parameter_offset);
+      }
+    }
+    for (int p = 0; p < layout.num_parameters(); ++p) {
+      EXPECT_EQ(shards.piece_of(p).parameter, p);
+      EXPECT_EQ(shards.piece_of(p, rank).numel, shards.piece_of(p).numel);
+      owned[static_cast<std::size_t>(p)] += shards.piece_of(p).numel;
+    }
+  }
+  EXPECT_EQ(owned, numels);
 }
 
 TEST(ShardLayout, RefusesARankOutsideTheWorld) { EXPECT_THROW((void)shard_of({}, 2, 2), InternalError); }

@@ -93,5 +93,25 @@ TEST(FormatPlan, NamesEveryOwner) {
   EXPECT_THAT(text, testing::HasSubstr("measured after step 1"));
 }
 
+TEST(PlanMemory, OfOneRankOfMany) {
+  MemoryPlanInput input;
+  input.bucket_numels = {8192, 4096};
+  input.shard_numels = {4096, 0};
+  input.parameter_numel = 12000;
+  input.shape = {.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2};
+  input.world_size = 2;
+  const MemoryPlan plan = plan_memory(input);
+  EXPECT_EQ(plan.device_parameters, 2U * 12288);
+  EXPECT_EQ(plan.device_optimizer_states, 10U * 4096);
+  // All of a micro-batch, the shard's fp32 sum, and two of the largest bucket under way, packed and received.
+  EXPECT_EQ(plan.device_gradients, 2U * 12000 + 4U * 4096 + 4U * 2 * 8192);
+  input.sums_on_each_rank = true;
+  input.accumulates = true;
+  EXPECT_EQ(plan_memory(input).device_gradients, 2U * 12000 + 4U * 4096 + 4U * 4 * 8192 + 4U * 12000);
+  input.optimizer_home = Home::kHost;
+  EXPECT_EQ(plan_memory(input).host_optimizer_states, 12U * 4096);
+  EXPECT_EQ(plan_memory(input).host_gradients, 4U * 4096);
+}
+
 }  // namespace
 }  // namespace pannier

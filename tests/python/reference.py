@@ -104,7 +104,14 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[[list[Any]], torch.optim.Op
 }
 
 
-def plain_run(rule: str, dtype: torch.dtype, steps: int, gas: int, clipping: float) -> dict[str, torch.Tensor]:
+def plain_run(
+    rule: str,
+    dtype: torch.dtype,
+    steps: int,
+    gas: int,
+    clipping: float,
+    given: Callable[[int, int, torch.dtype], Gradients] = gradients,
+) -> dict[str, torch.Tensor]:
     """Weights in double after `steps` steps of plain torch on the same gradients.
 
     A master starts as the fp32 weight that the user gave; only what is not trained takes the model's dtype.
@@ -116,7 +123,7 @@ def plain_run(rule: str, dtype: torch.dtype, steps: int, gas: int, clipping: flo
     for step in range(steps):
         optimizer.zero_grad()
         for micro in range(gas):
-            for name, grad in gradients(step, micro, dtype).items():
+            for name, grad in given(step, micro, dtype).items():
                 param = getattr(model, name.removesuffix("+"))
                 grad = grad.double() / gas
                 param.grad = grad if param.grad is None else param.grad + grad

@@ -118,7 +118,7 @@ TEST(ParameterBuckets, RefusesMemoryThatOverlaps) {
 class GradientHomes : public testing::TestWithParam<bool> {
  protected:
   std::unique_ptr<GradientStore> make(GradientStoreOptions options) {
-    return GetParam() ? std::make_unique<HostGradients>(*device_, memory_, layout_, options, down_)
+    return GetParam() ? std::make_unique<HostGradients>(*device_, memory_, shards_, options, down_)
                       : make_device_gradients(*device_, 2, options);
   }
   static std::vector<float> read(const GradientView& view, std::int64_t count) {
@@ -129,6 +129,7 @@ class GradientHomes : public testing::TestWithParam<bool> {
   std::unique_ptr<Device> device_ = make_metered_cpu();
   HostMemory memory_;
   BucketLayout layout_{kNumels, {}};
+  ShardLayout shards_{layout_, 0, 1};
   Mover down_{*device_, Queue::kDown, {}};
 };
 

@@ -22,7 +22,8 @@ class GradientReducerTest : public testing::Test {
       buckets_->fill(b, [](const Segment&, const at::Tensor&) {});
     }
     store_ = make_device_gradients(*device_, layout_.num_parameters(), {});
-    reducer_ = std::make_unique<GradientReducer>(*device_, layout_, *buckets_, *store_, *communicator_, *judge_);
+    reducer_ = std::make_unique<GradientReducer>(
+        GradientReducerParts{*device_, shards_, *buckets_, *store_, *communicator_, *judge_});
   }
 
   void fire(int parameter, float gradient) {
@@ -41,6 +42,7 @@ class GradientReducerTest : public testing::Test {
   std::vector<at::Tensor> parameters_{at::zeros({1}), at::zeros({1}), at::zeros({1})};
   std::vector<std::int64_t> numels_{1, 1, 1};
   BucketLayout layout_{numels_, {.bucket_numel = 1}};
+  ShardLayout shards_{layout_, 0, 1};
   std::unique_ptr<Communicator> communicator_ = make_solo_communicator();
   std::unique_ptr<ParameterBuckets> buckets_;
   std::unique_ptr<GradientStore> store_;

@@ -1,6 +1,9 @@
 #include "pannier/binding/classes.h"
 
 #include <array>
+#include <chrono>
+
+#include "pannier/comm/c10d_group.h"
 
 namespace pannier::binding {
 namespace {
@@ -93,12 +96,18 @@ ScheduleHolder::ScheduleHolder(const std::string& type, const std::string& param
 EngineHolder::EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule,
                            std::vector<std::string> names, std::vector<at::Tensor> parameters,
                            const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
-                           std::vector<at::Tensor> buffers, const std::string& device)
+                           std::vector<at::Tensor> buffers, const std::string& device,
+                           const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& ranks)
     : core(translated([&] {
-        return EngineCore(
-            config->config,
-            to_inputs(rule, std::move(names), std::move(parameters), group_of, groups, std::move(buffers), device),
-            config->batch);
+        EngineInputs inputs =
+            to_inputs(rule, std::move(names), std::move(parameters), group_of, groups, std::move(buffers), device);
+        if (ranks) {
+          const double seconds = config->config.pannier.collective_timeout_seconds;
+          GroupOptions options;
+          options.collective_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+          inputs.communicator = make_c10d_communicator(*ranks, options);
+        }
+        return EngineCore(config->config, std::move(inputs), config->batch);
       })) {}
 
 }  // namespace pannier::binding

@@ -9,10 +9,12 @@
 
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
 #include "pannier/base/error.h"
+#include "pannier/comm/collective_error.h"
 #include "pannier/engine/engine_core.h"
 
 namespace pannier::binding {
@@ -33,6 +35,8 @@ auto translated(Body&& body) -> decltype(body()) {
     C10_THROW_ERROR(Error, fmt::format("[pannier:io:{}] {}", error.error_number(), error.what()));
   } catch (const InternalError& error) {
     C10_THROW_ERROR(Error, fmt::format("[pannier:internal] {}", error.what()));
+  } catch (const CollectiveError& error) {
+    C10_THROW_ERROR(Error, fmt::format("[pannier:collective] {}", error.what()));
   } catch (const LossScaleError& error) {
     C10_THROW_ERROR(Error, error.what());
   }
@@ -67,7 +71,8 @@ class EngineHolder : public torch::CustomClassHolder {
  public:
   EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule, std::vector<std::string> names,
                std::vector<at::Tensor> parameters, const std::vector<std::int64_t>& group_of,
-               const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers, const std::string& device);
+               const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers, const std::string& device,
+               const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& ranks);
 
   EngineCore core;
 };

@@ -76,10 +76,17 @@ void define_engine(torch::Library& library) {
   library.class_<EngineHolder>("Engine")
       .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>,
                        std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>, std::vector<at::Tensor>,
-                       std::string>())
+                       std::string, std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>>())
       .def("tick_forward",
            [](const Self& self, std::int64_t unit) {
              translated([&] { self->core.tick_forward(static_cast<int>(unit)); });
+           })
+      .def("wire_bytes",
+           [](const Self& self) {
+             const WireBytes bytes = self->core.communicator().wire_bytes();
+             return std::vector<std::int64_t>{
+                 bytes.payload_of(OperationKind::kGradients), bytes.payload_of(OperationKind::kParameters),
+                 bytes.payload_of(OperationKind::kVotes), bytes.payload_of(OperationKind::kOther), bytes.total()};
            })
       .def("wants_ticks", [](const Self& self) { return self->core.wants_ticks(); })
       .def("set_units",
@@ -100,7 +107,9 @@ void define_engine(torch::Library& library) {
              });
            })
       .def("end_backward", [](const Self& self) { translated([&] { self->core.end_backward(); }); })
-      .def("abort_backward", [](const Self& self) { translated([&] { self->core.abort_backward(); }); })
+      .def("abort_backward",
+           [](const Self& self, const std::string& why) { translated([&] { self->core.abort_backward(why); }); })
+      .def("check_ranks", [](const Self& self) { translated([&] { self->core.check_ranks(); }); })
       .def("scale",
            [](const Self& self, const at::Tensor& loss) { return translated([&] { return self->core.scale(loss); }); })
       .def("step",
@@ -109,6 +118,7 @@ void define_engine(torch::Library& library) {
            })
       .def("pending_micro_batches", [](const Self& self) { return self->core.pending_micro_batches(); })
       .def("is_boundary", [](const Self& self) { return self->core.is_boundary(); })
+      .def("hold_gradients", [](const Self& self, bool holding) { self->core.hold_gradients(holding); })
       .def("set_boundary",
            [](const Self& self, std::int64_t value) {
              self->core.set_boundary(value < 0 ? std::nullopt : std::optional<bool>(value != 0));

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <vector>
 
 #include "pannier/device/compute.h"
 #include "pannier/device/gradient_judge.h"
@@ -28,8 +30,12 @@ class CpuJudge final : public GradientJudge {
   }
 
   void exchange(const std::function<void(std::span<std::int64_t>)>& exchange) override {
-    exchange(stats_.sum_of_squares.limbs());
-    exchange({&stats_.num_nonfinite, 1});
+    const auto limbs = stats_.sum_of_squares.limbs();
+    std::vector<std::int64_t> numbers(limbs.begin(), limbs.end());
+    numbers.push_back(stats_.num_nonfinite);
+    exchange(numbers);
+    std::copy_n(numbers.begin(), limbs.size(), limbs.begin());
+    stats_.num_nonfinite = numbers.back();
   }
 
   void decide(const kernels::DecisionInputs& inputs) override { verdict_.decision = kernels::decide(stats_, inputs); }

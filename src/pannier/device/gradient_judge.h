@@ -43,7 +43,7 @@ class GradientJudge {
   virtual void add(const std::vector<GradientRun>& runs) = 0;
   /// Adds what was found about a parameter's gradient elsewhere.
   virtual void add_stats(const kernels::GradientStats& stats, int parameter) = 0;
-  /// Lets `exchange` replace the numbers that ranks sum (limbs and count) by their sums. The host waits.
+  /// Lets `exchange`, called once, replace the numbers that ranks sum (limbs and count) by their sums. The host waits.
   virtual void exchange(const std::function<void(std::span<std::int64_t>)>& exchange) = 0;
   /// Decides from what was added.
   virtual void decide(const kernels::DecisionInputs& inputs) = 0;

@@ -14,8 +14,6 @@
 namespace pannier {
 namespace {
 
-constexpr int kWorldSize = 1;
-
 std::vector<ParameterGroup> one_group(const torch::nn::Module& module, const kernels::Hyperparameters& hyper) {
   return {{module.parameters(), hyper}};
 }
@@ -29,9 +27,10 @@ std::vector<double> lrs_of(const std::vector<kernels::Hyperparameters>& groups) 
 }
 
 // Names every parameter once, by the first of its names, and finds its group.
-EngineInputs inputs_of(const torch::nn::Module& module, const Config& config,
-                       const std::vector<ParameterGroup>& groups) {
+EngineInputs inputs_of(const torch::nn::Module& module, const Config& config, const std::vector<ParameterGroup>& groups,
+                       std::unique_ptr<Communicator> communicator) {
   EngineInputs inputs;
+  inputs.communicator = std::move(communicator);
   std::unordered_map<const c10::TensorImpl*, int> group_of;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     inputs.groups.push_back(groups[g].hyper);
@@ -63,8 +62,9 @@ EngineInputs inputs_of(const torch::nn::Module& module, const Config& config,
   return inputs;
 }
 
-BatchSizes batch_of(const Config& config) {
-  const BatchSizes batch = config.resolve_batch(kWorldSize, std::nullopt);
+BatchSizes batch_of(const Config& config, const std::unique_ptr<Communicator>& communicator) {
+  const int world_size = communicator == nullptr ? 1 : communicator->world_size();
+  const BatchSizes batch = config.resolve_batch(world_size, std::nullopt);
   if (!batch.complete) {
     throw ConfigError("train_micro_batch_size_per_gpu is \"auto\", which needs a data loader; write the number");
   }
@@ -87,13 +87,15 @@ std::vector<kernels::Hyperparameters> hyper_of(const std::vector<ParameterGroup>
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups)
+Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups,
+               std::unique_ptr<Communicator> communicator)
     : module_(std::move(module)),
       hyper_(hyper_of(groups)),
       schedule_(config.scheduler ? std::optional<Schedule>(std::in_place, config.scheduler->type,
                                                            config.scheduler->options, lrs_of(hyper_))
                                  : std::nullopt),
-      core_(config, inputs_of(*module_, config, groups), batch_of(config)) {
+      batch_(batch_of(config, communicator)),
+      core_(config, inputs_of(*module_, config, groups, std::move(communicator)), batch_) {
   use_schedule();
 }
 
@@ -113,8 +115,8 @@ at::Tensor Engine::backward(const at::Tensor& loss, bool retain_graph) {
   auto [reported, scaled] = core_.begin_backward(loss, true);
   try {
     scaled.backward({}, retain_graph);
-  } catch (...) {
-    core_.abort_backward();
+  } catch (const std::exception& error) {
+    core_.abort_backward(error.what());
     throw;
   }
   core_.end_backward();
@@ -152,12 +154,12 @@ c10::Device training_device(const Config& config) {
 }
 
 std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,
-                                   std::vector<ParameterGroup> groups) {
+                                   std::vector<ParameterGroup> groups, std::unique_ptr<Communicator> communicator) {
   if (module == nullptr) {
     throw ConfigError("initialize() needs a module");
   }
   groups = or_default(*module, config, std::move(groups));
-  auto engine = std::make_unique<Engine>(std::move(module), config, std::move(groups));
+  auto engine = std::make_unique<Engine>(std::move(module), config, std::move(groups), std::move(communicator));
   for (const auto& note : config.notes) {
     log::info(note);
   }

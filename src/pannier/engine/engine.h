@@ -32,7 +32,8 @@ struct ParameterGroup {
 class Engine {
  public:
   /// See initialize().
-  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups);
+  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups,
+         std::unique_ptr<Communicator> communicator);
 
   /// Says that the module's forward is about to run a part of it, such as a transformer's block: `index` counts them
   /// from 1 in the order in which they run; 0 is the forward itself. Without it optimizer states that travel to the
@@ -66,6 +67,7 @@ class Engine {
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<kernels::Hyperparameters> hyper_;
   std::optional<Schedule> schedule_;
+  BatchSizes batch_;  ///< As the core starts.
   EngineCore core_;
 };
 
@@ -76,16 +78,20 @@ class Engine {
 
 /// Makes an engine for `module` with the optimizer and schedule of the configuration. Without `groups`, all parameters
 /// that require a gradient are one group. The module's parameters become views of the engine's buckets, in the
-/// configured type. Throws ConfigError or OutOfMemoryError before anything is changed.
+/// configured type. `communicator`: the ranks that train together (make_c10d_communicator()); null: this process alone.
+/// Throws ConfigError, OutOfMemoryError or CollectiveError before anything is changed.
 [[nodiscard]] std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,
-                                                 std::vector<ParameterGroup> groups = {});
+                                                 std::vector<ParameterGroup> groups = {},
+                                                 std::unique_ptr<Communicator> communicator = nullptr);
 
 /// The same for a module holder, such as those that TORCH_MODULE makes.
 template <class Holder>
   requires requires(const Holder& holder) { holder.ptr(); }
 [[nodiscard]] std::unique_ptr<Engine> initialize(const Holder& holder, const Config& config,
-                                                 std::vector<ParameterGroup> groups = {}) {
-  return initialize(std::shared_ptr<torch::nn::Module>(holder.ptr()), config, std::move(groups));
+                                                 std::vector<ParameterGroup> groups = {},
+                                                 std::unique_ptr<Communicator> communicator = nullptr) {
+  return initialize(std::shared_ptr<torch::nn::Module>(holder.ptr()), config, std::move(groups),
+                    std::move(communicator));
 }
 
 }  // namespace pannier

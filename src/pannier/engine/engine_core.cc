@@ -1,6 +1,7 @@
 #include "pannier/engine/engine_core.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -57,12 +58,20 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
       batch_(batch),
       device_(make_device(device_of(inputs))),
       tracer_(*device_, {config_.pannier.trace_file.value_or(""), config_.pannier.trace_step}),
+      communicator_(inputs.communicator ? std::move(inputs.communicator) : make_solo_communicator()),
       num_groups_(inputs.groups.size()),
       scaler_(config_.effective_loss_scale()),
       process_(getpid()) {
   config_.require_supported();
+  if (config_.zero.stage == 3 && communicator_->world_size() > 1) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.stage 3 with {} ranks is not supported by this version, which partitions optimizer "
+        "states and gradients (stages 1 and 2)",
+        communicator_->world_size()));
+  }
   check_inputs(inputs);
   require_separate_memory(inputs);
+  agree(inputs);
   HostMemoryOptions host;
   host.budget_bytes = config_.pannier.host_memory_nbytes.value_or(std::numeric_limits<std::size_t>::max());
   host_memory_ = std::make_unique<HostMemory>(host);
@@ -90,18 +99,20 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   PartsOptions options =
       parts_options(config_, inputs.algorithm.value_or(kernels::Algorithm::kAdamW), inputs.groups, batch_.accumulation);
   options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
-  const MemoryPlanInput input = plan_input(options, numels, unmanaged.nbytes());
+  const MemoryPlanInput input =
+      plan_input(options, numels, unmanaged.nbytes(), communicator_->rank(), communicator_->world_size());
   plan_ = plan_memory(input);
   require_room(input, inputs.parameters);
   {
     const OwnerScope scope(Owner::kParameters);
     unmanaged.move(device_->torch_device());
   }
+  share_unmanaged(inputs);
   if (inputs.algorithm) {
     algorithm_ = *inputs.algorithm;
     steps_.resize(parameters.size());
-    parts_ =
-        std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, std::move(parameters), std::move(names)));
+    parts_ = std::make_unique<Parts>(
+        build_parts(options, *device_, *host_memory_, *communicator_, std::move(parameters), std::move(names)));
     parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
     if (parts_->pilot) {
       parts_->reducer->on_closed([pilot = parts_->pilot.get()](int bucket) { pilot->tick_backward(bucket); });
@@ -122,11 +133,11 @@ void EngineCore::plan_routes(const PartsOptions& options, const MemoryPlanInput&
   if (config_.pannier.streamed_share || device_->torch_device().is_cpu()) {
     return;
   }
-  SplitInput input = split_input(plan.shape, parts_->layout->numel(), options.accumulates && !options.sum_in_own_type);
+  SplitInput input = split_input(plan.shape, parts_->shards->numel(), options.accumulates && !options.sum_in_own_type);
   input.overlap_step = config_.pannier.overlap_step;
   input.micro_batches = batch_.accumulation;
   route_planner_ = std::make_unique<RoutePlanner>(
-      RoutePlannerParts{*device_, plan.bucket_numels, *parts_->routes, *parts_->pipeline, *parts_->pilot, input},
+      RoutePlannerParts{*device_, shards_of(plan), *parts_->routes, *parts_->pipeline, *parts_->pilot, input},
       machine_rates(*device_));
 }
 
@@ -173,6 +184,40 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
           "parameter {} is {}, expected Float{}", name, c10::toString(dtype),
           convertible ? "; to train in 16 bits set \"bf16\": {\"enabled\": true} or the same of \"fp16\"" : ""));
     }
+  }
+}
+
+// Ranks that differ here would exchange one thing for another; what differs is said before anything has moved.
+void EngineCore::agree(const EngineInputs& inputs) {
+  std::string parameters;
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    const at::Tensor& parameter = inputs.parameters[i];
+    parameters += fmt::format("{} {} {} group {}{}\n", inputs.names[i], c10::toString(parameter.scalar_type()),
+                              parameter.sizes().vec(), inputs.group_of[i], parameter.requires_grad() ? "" : " frozen");
+  }
+  communicator_->agree("configuration", config_.to_json());
+  communicator_->agree("parameters", parameters);
+}
+
+void EngineCore::share_unmanaged(const EngineInputs& inputs) {
+  const c10::NoGradGuard no_grad;
+  if (communicator_->world_size() == 1) {
+    return;
+  }
+  const auto share = [this](const at::Tensor& tensor) {
+    const at::Tensor common = tensor.detach().contiguous();
+    communicator_->broadcast(common, 0);
+    if (!common.is_same(tensor) && common.data_ptr() != tensor.data_ptr()) {
+      tensor.detach().copy_(common);
+    }
+  };
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    if (managed_of_[i] < 0) {
+      share(inputs.parameters[i]);
+    }
+  }
+  for (const at::Tensor& buffer : inputs.buffers) {
+    share(buffer);
   }
 }
 
@@ -313,18 +358,19 @@ void EngineCore::end_backward() {
   require_open();
   try {
     parts_->reducer->end_backward();
-  } catch (...) {
-    abort_backward();
+  } catch (const std::exception& error) {
+    abort_backward(error.what());
     throw;
   }
   in_own_backward_ = false;
   tracer_.end_backward();
 }
 
-void EngineCore::abort_backward() {
+void EngineCore::abort_backward(const std::string& why) {
   require_open();
   lost_micro_batches_ = lost_micro_batches_ || micro_in_window_ > 0;
   in_own_backward_ = false;
+  communicator_->report_failure(fmt::format("its backward failed: {}", why));
   drop_gradients();
   broken_ = true;
 }
@@ -405,13 +451,15 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     return StepOutcome::kAccumulating;
   }
   parts_->pipeline->take_edits(parts_->parameters->take_edits(true));
-  require_all_used();
   if (parts_->pilot) {
     parts_->pilot->tick_update();
   }
   if (route_planner_) {
     route_planner_->mark_update();
   }
+  parts_->exchange->set_step(counters_.global_steps);
+  reducer.finish_window();
+  require_all_used();
   const Verdict verdict = update(groups);
   const bool skip = verdict.decision.skip != 0;
   reducer.drop_window(true);
@@ -455,8 +503,7 @@ void EngineCore::require_all_used() {
 
 // What the device updates is issued before the host knows the decision, so that the device never waits for the host.
 Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) {
-  parts_->reducer->finish_window();
-  parts_->judge->decide({scaler_.scale(), config_.gradient_clipping, config_.check_grad_overflow});
+  parts_->judge->decide({gradient_scale(), config_.gradient_clipping, config_.check_grad_overflow});
   UpdatePipeline::Coefficients coefficients(steps_.size());
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     if (parts_->reducer->used(static_cast<int>(i))) {
@@ -471,7 +518,7 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
   grad_norm_ = verdict.decision.norm;
   if (verdict.decision.skip == 0) {
     update_on_host(coefficients, verdict.decision.grad_factor);
-    parts_->pipeline->publish_versions(coefficients);
+    parts_->pipeline->publish(coefficients);
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       steps_[i] += coefficients[i] ? 1 : 0;
     }
@@ -485,7 +532,8 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
 void EngineCore::update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
   if (parts_->overlap) {
     parts_->overlap->begin(coefficients, grad_factor);
-    if (route_planner_ && route_planner_->wants_clean_step()) {
+    // Other ranks are given what was updated here before step() returns.
+    if (communicator_->world_size() > 1 || (route_planner_ && route_planner_->wants_clean_step())) {
       parts_->overlap->wait_for_all();
     }
     return;
@@ -521,6 +569,7 @@ void EngineCore::close() noexcept {
   tracer_.close();
   route_planner_.reset();
   parts_.reset();
+  communicator_->close();
   if (cap_) {
     device_->remove_memory_cap(*cap_);
   }

@@ -33,6 +33,8 @@ struct EngineInputs {
   /// Where to train. Parameters and buffers that are on the CPU go there, a bucket at a time, so that the device never
   /// holds more than was planned. Empty: where the parameters are.
   std::optional<c10::Device> device = std::nullopt;
+  /// The ranks that train together; null: this one alone.
+  std::unique_ptr<Communicator> communicator = nullptr;
 };
 
 /// What a configuration means for the parts of an engine.
@@ -65,8 +67,11 @@ class EngineCore {
   /// is what callers report) and what `.backward()` is to be called on (loss scale included).
   [[nodiscard]] std::pair<at::Tensor, at::Tensor> begin_backward(const at::Tensor& loss, bool scale_by_accumulation);
   void end_backward();
-  /// A backward threw: drops the whole window; the next step() says so.
-  void abort_backward();
+  /// A backward threw: drops the whole window; the next step() says so. Other ranks wait for gradients that will not
+  /// come, so with several ranks the group ends, and they are told `why`.
+  void abort_backward(const std::string& why);
+  /// Throws CollectiveError if the group of ranks has ended.
+  void check_ranks() { communicator_->check(); }
   /// For a loss whose `.backward()` the caller runs itself.
   [[nodiscard]] at::Tensor scale(const at::Tensor& loss);
 
@@ -94,6 +99,12 @@ class EngineCore {
   [[nodiscard]] bool is_boundary() const noexcept;
   /// Overrides the counting; empty returns to it.
   void set_boundary(std::optional<bool> boundary) noexcept { boundary_ = boundary; }
+  /// While holding, backwards of stage 1 and below add up on each rank, and ranks share the sums later (no_sync).
+  void hold_gradients(bool holding) {
+    if (parts_) {
+      parts_->reducer->hold(holding);
+    }
+  }
   /// Micro-batches that step() has ended in the open window.
   [[nodiscard]] std::int64_t pending_micro_batches() const noexcept { return micro_in_window_; }
   void set_batch(const BatchSizes& batch);
@@ -114,7 +125,7 @@ class EngineCore {
   [[nodiscard]] std::vector<std::string> state_names() const;
   /// Updates that a parameter has had.
   [[nodiscard]] std::int64_t& parameter_step(int parameter);
-  /// The window's gradient so far, unscaled, fp32; empty when there is none.
+  /// The window's gradient so far, unscaled, fp32, averaged over ranks, all of which call it; empty when there is none.
   [[nodiscard]] std::optional<at::Tensor> gradient(int parameter);
   /// Replaces the window's gradient, given unscaled. ConfigError where there is none or the shape differs.
   void set_gradient(int parameter, const at::Tensor& value);
@@ -129,6 +140,7 @@ class EngineCore {
   [[nodiscard]] Home optimizer_home() const noexcept { return config_.zero.optimizer_home; }
   [[nodiscard]] Device& device() noexcept { return *device_; }
   [[nodiscard]] const HostMemory& host_memory() const noexcept { return *host_memory_; }
+  [[nodiscard]] Communicator& communicator() noexcept { return *communicator_; }
 
   /// Starts the peaks of device and host anew.
   void reset_peaks();
@@ -141,6 +153,9 @@ class EngineCore {
 
  private:
   void check_inputs(const EngineInputs& inputs) const;
+  void agree(const EngineInputs& inputs);
+  void share_unmanaged(const EngineInputs& inputs);
+  [[nodiscard]] double gradient_scale() const { return scaler_.scale() * communicator_->world_size(); }
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
   [[nodiscard]] at::ScalarType unmanaged_dtype(const at::Tensor& parameter) const;
   void require_open() const;
@@ -161,6 +176,7 @@ class EngineCore {
   std::unique_ptr<Device> device_;
   StepTracer tracer_;
   std::unique_ptr<HostMemory> host_memory_;
+  std::unique_ptr<Communicator> communicator_;
   MemoryPlan plan_;
   std::vector<int> managed_of_;  ///< Input index to index in the parts, -1 for what is not trained.
   std::vector<int> group_of_;    ///< By index in the parts.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <numeric>
 
 #include "pannier/base/error.h"
@@ -72,11 +73,23 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   if (parts_->reducer->in_backward()) {
     parts_->reducer->end_backward();
   }
-  if (parts_->gradients->view(index).data == nullptr || !parts_->reducer->used(index)) {
+  const ShardPiece& piece = parts_->shards->piece_of(index);
+  const bool is_used = parts_->reducer->used(index);
+  const bool is_there = parts_->gradients->view(index).data != nullptr;
+  // On how many ranks it was used, and on how many the piece has not come yet (stage 1 shares when the window ends).
+  std::array<std::int64_t, 2> ranks{is_used, !is_there && piece.numel > 0};
+  communicator_->sum(ranks);
+  if (ranks[0] == 0 || ranks[1] > 0) {
     return std::nullopt;
   }
-  const at::Tensor flat = parts_->gradients->read(index);
-  return parts_->parameters->view_like_parameter(flat.div_(scaler_.scale()), index).clone();
+  const at::Tensor whole =
+      at::empty({parts_->layout->segment_of(index).numel},
+                parts_->parameters->parameter(index).options().dtype(at::kFloat).requires_grad(false));
+  if (piece.numel > 0) {
+    whole.narrow(0, piece.parameter_offset, piece.numel).copy_(parts_->gradients->read(index));
+  }
+  parts_->exchange->gather_parameter(whole, index);
+  return parts_->parameters->view_like_parameter(whole.div_(gradient_scale()), index).clone();
 }
 
 void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
@@ -91,13 +104,14 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
     throw ConfigError(fmt::format("the gradient of parameter {} has shape {}, got {}", parts_->parameters->name(index),
                                   owner.sizes().vec(), value.sizes().vec()));
   }
-  const GradientView view = parts_->gradients->view(index);
-  const Segment& segment = parts_->layout->segment_of(index);
-  const bool wide = view.type == kernels::GradType::kFp32;
-  const at::Tensor flat =
-      at::empty({segment.numel}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
-  parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * scaler_.scale());
-  parts_->gradients->write(index, flat);
+  const ShardPiece& piece = parts_->shards->piece_of(index);
+  if (piece.numel > 0) {
+    const bool wide = parts_->gradients->view(index).type == kernels::GradType::kFp32;
+    const at::Tensor flat =
+        at::empty({owner.numel()}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
+    parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * gradient_scale());
+    parts_->gradients->write(index, flat.narrow(0, piece.parameter_offset, piece.numel));
+  }
   parts_->reducer->judge_anew();
 }
 

@@ -32,11 +32,12 @@ class DevicePath final : public UpdatePath {
 
 class HostPath final : public UpdatePath {
  public:
-  HostPath(Device& device, const ParameterBuckets& buckets, Mover& up) : device_(device), buckets_(buckets), up_(up) {}
+  HostPath(Device& device, std::function<at::Tensor(int)> shard, Mover& up)
+      : device_(device), shard_(std::move(shard)), up_(up) {}
   [[nodiscard]] Compute& compute() override { return compute_; }
 
   [[nodiscard]] CopyRun way_to_model(int bucket, const StateView& view) const override {
-    const at::Tensor flat = buckets_.bucket(bucket);
+    const at::Tensor flat = shard_(bucket);
     return {flat.data_ptr(), view.param, flat.nbytes()};
   }
   void publish(const CopyRun& way) override {
@@ -49,8 +50,11 @@ class HostPath final : public UpdatePath {
     }
   }
   void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
-    const at::Tensor flat = buckets_.bucket(bucket);
-    device_.copy_to_host(at(view.param, begin), at(flat.data_ptr(), begin), nbytes_of(end - begin, width()));
+    const at::Tensor flat = shard_(bucket);
+    const auto width = static_cast<std::size_t>(flat.element_size());
+    device_.copy_to_host(static_cast<char*>(view.param) + nbytes_of(begin, width),
+                         static_cast<const char*>(flat.data_ptr()) + nbytes_of(begin, width),
+                         nbytes_of(end - begin, width));
   }
   void read_state(void* device_to, const void* state_from, std::size_t nbytes) override {
     device_.copy_to_device(device_to, state_from, nbytes);
@@ -61,13 +65,8 @@ class HostPath final : public UpdatePath {
   void zero_state(void* state, std::size_t nbytes) override { std::memset(state, 0, nbytes); }
 
  private:
-  [[nodiscard]] std::size_t width() const { return c10::elementSize(buckets_.dtype()); }
-  [[nodiscard]] void* at(void* base, std::int64_t element) const {
-    return static_cast<char*>(base) + nbytes_of(element, width());
-  }
-
   Device& device_;
-  const ParameterBuckets& buckets_;
+  std::function<at::Tensor(int)> shard_;
   Mover& up_;
   std::vector<TransferPtr> published_;
   CpuCompute compute_;
@@ -84,8 +83,8 @@ std::int64_t BucketUpdate::numel() const {
 }
 
 std::unique_ptr<UpdatePath> make_device_path(Device& device) { return std::make_unique<DevicePath>(device); }
-std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets, Mover& up) {
-  return std::make_unique<HostPath>(device, buckets, up);
+std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard, Mover& up) {
+  return std::make_unique<HostPath>(device, std::move(shard), up);
 }
 
 }  // namespace pannier

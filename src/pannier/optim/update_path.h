@@ -5,13 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "pannier/device/device.h"
 #include "pannier/device/mover.h"
 #include "pannier/kernels/update.h"
-#include "pannier/tier/parameter_buckets.h"
 #include "pannier/tier/state_store.h"
 
 namespace pannier {
@@ -51,7 +51,8 @@ class UpdatePath {
 };
 
 [[nodiscard]] std::unique_ptr<UpdatePath> make_device_path(Device& device);
-/// `buckets` and `up` must outlive the path.
-[[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, const ParameterBuckets& buckets, Mover& up);
+/// `shard(b)` is this rank's part of bucket b's flat parameter tensor. `up` must outlive the path.
+[[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard,
+                                                         Mover& up);
 
 }  // namespace pannier

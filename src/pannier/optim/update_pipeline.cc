@@ -23,96 +23,111 @@ void* at_element(void* base, std::int64_t offset, std::size_t width) {
 
 }  // namespace
 
+// Ranks may have started from seeds of their own; what counts is rank 0's model.
+at::Tensor UpdatePipeline::as_rank_0_has_them(const at::Tensor& values) {
+  const at::Tensor fp32 = values.to(parts_.device.torch_device()).to(at::kFloat);
+  if (parts_.shards.world_size() == 1) {
+    return fp32;
+  }
+  const at::Tensor common = fp32.clone();  // The caller's own memory stays as it is.
+  parts_.communicator.broadcast(common, 0);
+  return common;
+}
+
 void UpdatePipeline::initialize() {
   const c10::NoGradGuard no_grad;
-  for (int b = 0; b < parts_.layout.num_buckets(); ++b) {
+  for (int b = 0; b < num_buckets(); ++b) {
     std::optional<Lease> lease;
     parts_.parameters.fill(b, [&](const Segment& segment, const at::Tensor& values) {
       if (!lease) {
         lease.emplace(parts_.routes.rest_way(b).states->lease(b));
       }
-      const at::Tensor fp32 = values.to(parts_.device.torch_device()).to(at::kFloat);
-      set_master(segment, lease->view(), fp32.data_ptr<float>());
+      const at::Tensor fp32 = as_rank_0_has_them(values);
+      set_master(segment.parameter, lease->view(), fp32.data_ptr<float>());
+      const ShardPiece& piece = parts_.shards.piece_of(segment.parameter);
       if (parts_.initial_state1 != 0.0 && lease->view().state1 != nullptr) {
-        const at::Tensor start = at::full({segment.numel}, parts_.initial_state1, fp32.options());
-        parts_.routes.rest_way(b).path->write_state(lease->view().state1 + segment.offset, start.data_ptr(),
+        const at::Tensor start = at::full({piece.numel}, parts_.initial_state1, fp32.options());
+        parts_.routes.rest_way(b).path->write_state(lease->view().state1 + piece.shard_offset, start.data_ptr(),
                                                     start.nbytes());
       }
     });
   }
 }
 
-void UpdatePipeline::set_master(const Segment& segment, const StateView& view, const float* values) {
-  const int bucket = parts_.layout.bucket_of(segment.parameter);
-  const at::Tensor flat = parts_.parameters.bucket(bucket);
-  void* on_device = at_element(flat.data_ptr(), segment.offset, flat.element_size());
+void UpdatePipeline::set_master(int parameter, const StateView& view, const float* values) {
+  const ShardPiece& piece = parts_.shards.piece_of(parameter);
+  const at::Tensor flat = parts_.parameters.bucket(bucket_of(parameter));
+  void* on_device = parts_.parameters.address(parameter);
   Compute& device = parts_.device.compute();
-  const std::int64_t n = segment.numel;
+  const std::int64_t n = parts_.shards.buckets().segment_of(parameter).numel;
+  UpdatePath& path = *rest_way(parameter).path;
   switch (parts_.format) {
     case kernels::StateFormat::kFp32:
       parts_.device.copy_on_device(on_device, values, nbytes_of(n, 4));
       break;
     case kernels::StateFormat::kFp16:
       device.to_fp16(values, static_cast<std::uint16_t*>(on_device), n);
-      rest_way(segment.parameter)
-          .path->write_state(at_element<float>(view.rest, segment.offset), values, nbytes_of(n, 4));
+      path.write_state(at_element<float>(view.rest, piece.shard_offset), values + piece.parameter_offset,
+                       nbytes_of(piece.numel, 4));
       break;
     case kernels::StateFormat::kBf16: {
       const at::Tensor lo = at::empty({n}, at::TensorOptions().dtype(at::kShort).device(flat.device()));
       device.split_master(values, static_cast<std::uint16_t*>(on_device), lo.data_ptr<std::int16_t>(), n);
-      rest_way(segment.parameter)
-          .path->write_state(at_element<std::int16_t>(view.rest, segment.offset), lo.data_ptr(), lo.nbytes());
+      path.write_state(at_element<std::int16_t>(view.rest, piece.shard_offset),
+                       lo.data_ptr<std::int16_t>() + piece.parameter_offset, nbytes_of(piece.numel, 2));
       break;
     }
   }
-  rest_way(segment.parameter).path->fetch(bucket, view, segment.offset, segment.offset + n);
+  path.fetch(bucket_of(parameter), view, piece.shard_offset, piece.shard_offset + piece.numel);
 }
 
-void UpdatePipeline::set_master_from_parameter(const Segment& segment, const StateView& view) {
-  const int bucket = parts_.layout.bucket_of(segment.parameter);
-  UpdatePath& path = *rest_way(segment.parameter).path;
-  path.fetch(bucket, view, segment.offset, segment.offset + segment.numel);
+void UpdatePipeline::set_master_from_parameter(const ShardPiece& piece, const StateView& view) {
+  UpdatePath& path = *rest_way(piece.parameter).path;
+  path.fetch(bucket_of(piece.parameter), view, piece.shard_offset, piece.shard_offset + piece.numel);
   switch (parts_.format) {
     case kernels::StateFormat::kFp32:
       break;
     case kernels::StateFormat::kFp16:
-      path.compute().accumulate(at_element<float>(view.rest, segment.offset), at_element(view.param, segment.offset, 2),
-                                kernels::GradType::kFp16, segment.numel, true);
+      path.compute().accumulate(at_element<float>(view.rest, piece.shard_offset),
+                                at_element(view.param, piece.shard_offset, 2), kernels::GradType::kFp16, piece.numel,
+                                true);
       break;
     case kernels::StateFormat::kBf16:
       // The rest belongs to the value before the edit; with it the join would be another number, or NaN.
-      path.zero_state(at_element<std::int16_t>(view.rest, segment.offset), nbytes_of(segment.numel, 2));
+      path.zero_state(at_element<std::int16_t>(view.rest, piece.shard_offset), nbytes_of(piece.numel, 2));
       break;
   }
 }
 
 void UpdatePipeline::take_edits(const std::vector<int>& parameters) {
   for (const int parameter : parameters) {
-    const Lease lease = lease_of(parameter);
-    set_master_from_parameter(parts_.layout.segment_of(parameter), lease.view());
+    if (const ShardPiece& piece = parts_.shards.piece_of(parameter); piece.numel > 0) {
+      const Lease lease = lease_of(parameter);
+      set_master_from_parameter(piece, lease.view());
+    }
   }
 }
 
-kernels::UpdateTask UpdatePipeline::task_of(const Segment& segment, const StateView& view,
+kernels::UpdateTask UpdatePipeline::task_of(const ShardPiece& piece, const StateView& view,
                                             const kernels::UpdateCoefficients& constants) {
-  const GradientView gradient = parts_.gradients.view(segment.parameter);
-  PANNIER_CHECK(gradient.data != nullptr, fmt::format("no gradient for parameter {}", segment.parameter));
+  const GradientView gradient = parts_.gradients.view(piece.parameter);
+  PANNIER_CHECK(gradient.data != nullptr, fmt::format("no gradient for parameter {}", piece.parameter));
   const auto shape = state_shape_of(parts_.format, static_cast<int>(parts_.state_names.size()));
   return {constants,
-          {.param = at_element(view.param, segment.offset, shape.param_nbytes),
-           .rest = at_element(view.rest, segment.offset, shape.rest_nbytes),
-           .state1 = static_cast<float*>(at_element(view.state1, segment.offset, 4)),
-           .state2 = static_cast<float*>(at_element(view.state2, segment.offset, 4)),
+          {.param = at_element(view.param, piece.shard_offset, shape.param_nbytes),
+           .rest = at_element(view.rest, piece.shard_offset, shape.rest_nbytes),
+           .state1 = static_cast<float*>(at_element(view.state1, piece.shard_offset, 4)),
+           .state2 = static_cast<float*>(at_element(view.state2, piece.shard_offset, 4)),
            .grad = gradient.data,
            .grad_type = gradient.type,
-           .numel = segment.numel}};
+           .numel = piece.numel}};
 }
 
 std::optional<UpdatePipeline::Prepared> UpdatePipeline::prepare(int bucket, const Coefficients& coefficients) {
-  std::vector<const Segment*> updated;
-  for (const Segment& segment : parts_.layout.buckets()[static_cast<std::size_t>(bucket)].segments) {
-    if (coefficients.at(static_cast<std::size_t>(segment.parameter)) && segment.numel > 0) {
-      updated.push_back(&segment);
+  std::vector<const ShardPiece*> updated;
+  for (const ShardPiece& piece : parts_.shards.pieces(bucket)) {
+    if (coefficients.at(static_cast<std::size_t>(piece.parameter))) {
+      updated.push_back(&piece);
     }
   }
   if (updated.empty()) {
@@ -121,9 +136,8 @@ std::optional<UpdatePipeline::Prepared> UpdatePipeline::prepare(int bucket, cons
   const Way& way = parts_.routes.update_way(bucket);
   Prepared prepared{way.states->lease(bucket), {.bucket = bucket, .tasks = {}, .parameter = {}}};
   const StateView& view = prepared.lease.view();
-  for (const Segment* segment : updated) {
-    prepared.update.tasks.push_back(
-        task_of(*segment, view, *coefficients[static_cast<std::size_t>(segment->parameter)]));
+  for (const ShardPiece* piece : updated) {
+    prepared.update.tasks.push_back(task_of(*piece, view, *coefficients[static_cast<std::size_t>(piece->parameter)]));
   }
   prepared.update.parameter = way.path->way_to_model(bucket, view);
   return prepared;
@@ -143,16 +157,16 @@ std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coeff
 }
 
 void UpdatePipeline::drop_gradients(int bucket, const Coefficients& coefficients) {
-  for (const Segment& segment : parts_.layout.buckets()[static_cast<std::size_t>(bucket)].segments) {
-    if (coefficients[static_cast<std::size_t>(segment.parameter)] && segment.numel > 0) {
-      parts_.gradients.drop(segment.parameter);
+  for (const ShardPiece& piece : parts_.shards.pieces(bucket)) {
+    if (coefficients[static_cast<std::size_t>(piece.parameter)]) {
+      parts_.gradients.drop(piece.parameter);
     }
   }
 }
 
 // Buckets are in backward order; the next forward needs the last one first.
 void UpdatePipeline::update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control) {
-  for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
+  for (int b = num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) != UpdateRoute::kHost) {
       const auto span = parts_.device.trace().queued(Queue::kCompute, {.what = "update", .index = b});
       update_bucket(b, coefficients, control);
@@ -163,7 +177,7 @@ void UpdatePipeline::update_on_device(const Coefficients& coefficients, const ke
 std::int64_t UpdatePipeline::update_on_host(const Coefficients& coefficients, float grad_factor) {
   std::int64_t numel = 0;
   const std::uint32_t skip = 0;
-  for (int b = parts_.layout.num_buckets() - 1; b >= 0; --b) {
+  for (int b = num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) == UpdateRoute::kHost) {
       const auto span = parts_.device.trace().host(TraceRow::kHostUpdates, {.what = "update", .index = b});
       numel += update_bucket(b, coefficients, {&grad_factor, &skip});
@@ -172,9 +186,16 @@ std::int64_t UpdatePipeline::update_on_host(const Coefficients& coefficients, fl
   return numel;
 }
 
-void UpdatePipeline::publish_versions(const Coefficients& coefficients) {
-  for (int b = 0; b < parts_.layout.num_buckets(); ++b) {
+void UpdatePipeline::publish(const Coefficients& coefficients) {
+  for (int b = 0; b < num_buckets(); ++b) {
     parts_.routes.update_way(b).path->finish();
+  }
+  std::vector<std::unique_ptr<PendingExchange>> pending;
+  for (int b = num_buckets() - 1; b >= 0; --b) {
+    pending.push_back(parts_.exchange.gather(parts_.parameters.bucket(b), b));
+  }
+  for (const auto& exchange : pending) {
+    exchange->wait();
   }
   for (std::size_t i = 0; i < coefficients.size(); ++i) {
     if (coefficients[i]) {
@@ -195,7 +216,7 @@ void UpdatePipeline::set_route(int bucket, UpdateRoute route) {
     // The host's copy of the parameter has not followed the updates on the device.
     const Way& way = parts_.routes.rest_way(bucket);
     const Lease lease = way.states->lease(bucket);
-    way.path->fetch(bucket, lease.view(), 0, parts_.layout.buckets()[static_cast<std::size_t>(bucket)].numel);
+    way.path->fetch(bucket, lease.view(), 0, parts_.shards.shard(bucket).numel());
   }
 }
 
@@ -210,25 +231,34 @@ float* UpdatePipeline::state_address(const StateView& view, const std::string& n
                                 fmt::join(parts_.state_names, ", ")));
 }
 
+// Fills `whole`, which has the state's type and the parameter's elements, from the pieces of all ranks.
+void UpdatePipeline::read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state) {
+  const auto width = static_cast<std::size_t>(whole.element_size());
+  rest_way(piece.parameter)
+      .path->read_state(at_element(whole.data_ptr(), piece.parameter_offset, width), state,
+                        nbytes_of(piece.numel, width));
+  parts_.exchange.gather_parameter(whole, piece.parameter);
+}
+
 at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
   const c10::NoGradGuard no_grad;
-  const Segment& segment = parts_.layout.segment_of(parameter);
+  const ShardPiece& piece = parts_.shards.piece_of(parameter);
+  const std::int64_t numel = parts_.shards.buckets().segment_of(parameter).numel;
   const Lease lease = lease_of(parameter);
   const StateView& view = lease.view();
-  const at::Tensor bucket = parts_.parameters.bucket(parts_.layout.bucket_of(parameter));
-  at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(bucket.device()));
+  const at::TensorOptions options = parts_.parameters.bucket(bucket_of(parameter)).options();
+  const at::Tensor flat = at::empty({numel}, options.dtype(at::kFloat));
   if (name != "fp32_param") {
-    rest_way(parameter).path->read_state(flat.data_ptr(), state_address(view, name, segment.offset), flat.nbytes());
+    read_piece(flat, piece, state_address(view, name, piece.shard_offset));
   } else if (parts_.format == kernels::StateFormat::kFp32) {
     parts_.device.copy_on_device(flat.data_ptr(), parts_.parameters.address(parameter), flat.nbytes());
   } else if (parts_.format == kernels::StateFormat::kFp16) {
-    rest_way(parameter).path->read_state(flat.data_ptr(), at_element<float>(view.rest, segment.offset), flat.nbytes());
+    read_piece(flat, piece, at_element<float>(view.rest, piece.shard_offset));
   } else {
-    at::Tensor lo = at::empty({segment.numel}, at::TensorOptions().dtype(at::kShort).device(bucket.device()));
-    rest_way(parameter).path->read_state(lo.data_ptr(), at_element<std::int16_t>(view.rest, segment.offset),
-                                         lo.nbytes());
+    const at::Tensor lo = at::empty({numel}, options.dtype(at::kShort));
+    read_piece(lo, piece, at_element<std::int16_t>(view.rest, piece.shard_offset));
     parts_.device.compute().join_master(static_cast<const std::uint16_t*>(parts_.parameters.address(parameter)),
-                                        lo.data_ptr<std::int16_t>(), flat.data_ptr<float>(), segment.numel);
+                                        lo.data_ptr<std::int16_t>(), flat.data_ptr<float>(), numel);
   }
   return parts_.parameters.view_like_parameter(flat, parameter).clone();
 }
@@ -240,16 +270,16 @@ void UpdatePipeline::write(int parameter, const std::string& name, const at::Ten
     throw ConfigError(fmt::format("{} of parameter {} has shape {}, got {}", name, parts_.parameters.name(parameter),
                                   owner.sizes().vec(), value.sizes().vec()));
   }
-  const Segment& segment = parts_.layout.segment_of(parameter);
-  at::Tensor flat = at::empty({segment.numel}, at::TensorOptions().dtype(at::kFloat).device(owner.device()));
+  const ShardPiece& piece = parts_.shards.piece_of(parameter);
+  const at::Tensor flat = at::empty({owner.numel()}, at::TensorOptions().dtype(at::kFloat).device(owner.device()));
   parts_.parameters.view_like_parameter(flat, parameter).copy_(value);
   const Lease lease = lease_of(parameter);
   if (name == "fp32_param") {
-    set_master(segment, lease.view(), flat.data_ptr<float>());
+    set_master(parameter, lease.view(), flat.data_ptr<float>());
     parts_.parameters.bump_version(parameter);
   } else {
-    rest_way(parameter).path->write_state(state_address(lease.view(), name, segment.offset), flat.data_ptr(),
-                                          flat.nbytes());
+    rest_way(parameter).path->write_state(state_address(lease.view(), name, piece.shard_offset),
+                                          flat.data_ptr<float>() + piece.parameter_offset, nbytes_of(piece.numel, 4));
   }
 }
 

@@ -1,5 +1,6 @@
-// Runs the update over all buckets in forward order (the parameters that the next forward needs first come first):
-// state in, update, parameter out. Also the one place that knows how a master weight is made of what is stored.
+// Runs the update over this rank's shards of all buckets in forward order (the parameters that the next forward needs
+// first come first): state in, update, parameter out. Also the one place that knows how a master weight is made of what
+// is stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "pannier/comm/shard_exchange.h"
 #include "pannier/kernels/update.h"
-#include "pannier/layout/bucket_layout.h"
+#include "pannier/layout/shard_layout.h"
 #include "pannier/optim/update_routes.h"
 #include "pannier/tier/gradient_store.h"
 #include "pannier/tier/parameter_buckets.h"
@@ -22,7 +24,9 @@ namespace pannier {
 /// What the pipeline works on. Everything must outlive it.
 struct UpdatePipelineParts {
   Device& device;
-  const BucketLayout& layout;
+  const ShardLayout& shards;
+  Communicator& communicator;
+  ShardExchange& exchange;
   ParameterBuckets& parameters;
   GradientStore& gradients;
   UpdateRoutes& routes;
@@ -37,7 +41,7 @@ class UpdatePipeline {
  public:
   explicit UpdatePipeline(UpdatePipelineParts parts) : parts_(std::move(parts)) {}
 
-  /// Moves the model's parameters into the buckets and makes their master weights from the values as given.
+  /// Moves the model's parameters into the buckets and makes their master weights from the values as given to rank 0.
   void initialize();
 
   /// Constants of each parameter's update; empty: it is not updated.
@@ -60,33 +64,33 @@ class UpdatePipeline {
   /// Runs one bucket's update where its route says, with what `control` points to there.
   /// Returns how many elements that were.
   std::int64_t update_bucket(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
-  /// After an update: the caller's later work sees the new parameters, and their versions are bumped.
-  void publish_versions(const Coefficients& coefficients);
+  /// After an update: the caller's later work sees the new parameters of all ranks, and their versions are bumped.
+  void publish(const Coefficients& coefficients);
   /// Changes how a bucket is updated, between steps.
   void set_route(int bucket, UpdateRoute route);
 
   /// Makes the model's values of these parameters the master weights: what somebody wrote into them counts as exact.
   void take_edits(const std::vector<int>& parameters);
 
-  /// A copy of an fp32 state of a parameter, in its shape: one of state_names(), or "fp32_param". Throws ConfigError
-  /// for another name.
+  /// A copy of an fp32 state of a parameter, whole and in its shape: one of state_names(), or "fp32_param". All ranks
+  /// call it. Throws ConfigError for another name.
   [[nodiscard]] at::Tensor read(int parameter, const std::string& name);
-  /// The opposite. Throws ConfigError where the shape differs.
+  /// The opposite: each rank keeps its piece. Throws ConfigError where the shape differs.
   void write(int parameter, const std::string& name, const at::Tensor& value);
   [[nodiscard]] const std::vector<std::string>& state_names() const noexcept { return parts_.state_names; }
 
  private:
   using Way = UpdateRoutes::Way;
-  [[nodiscard]] const Way& rest_way(int parameter) const {
-    return parts_.routes.rest_way(parts_.layout.bucket_of(parameter));
-  }
-  [[nodiscard]] Lease lease_of(int parameter) {
-    return rest_way(parameter).states->lease(parts_.layout.bucket_of(parameter));
-  }
-  [[nodiscard]] kernels::UpdateTask task_of(const Segment& segment, const StateView& view,
+  [[nodiscard]] int num_buckets() const noexcept { return parts_.shards.buckets().num_buckets(); }
+  [[nodiscard]] int bucket_of(int parameter) const { return parts_.shards.buckets().bucket_of(parameter); }
+  [[nodiscard]] const Way& rest_way(int parameter) const { return parts_.routes.rest_way(bucket_of(parameter)); }
+  [[nodiscard]] Lease lease_of(int parameter) { return rest_way(parameter).states->lease(bucket_of(parameter)); }
+  [[nodiscard]] kernels::UpdateTask task_of(const ShardPiece& piece, const StateView& view,
                                             const kernels::UpdateCoefficients& constants);
-  void set_master(const Segment& segment, const StateView& view, const float* values);
-  void set_master_from_parameter(const Segment& segment, const StateView& view);
+  [[nodiscard]] at::Tensor as_rank_0_has_them(const at::Tensor& values);
+  void set_master(int parameter, const StateView& view, const float* values);
+  void set_master_from_parameter(const ShardPiece& piece, const StateView& view);
+  void read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state);
   [[nodiscard]] float* state_address(const StateView& view, const std::string& name, std::int64_t offset) const;
 
   UpdatePipelineParts parts_;

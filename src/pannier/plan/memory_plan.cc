@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
 #include "pannier/plan/nearest_fit.h"
@@ -20,9 +23,11 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
   std::int64_t numel = 0;
   std::int64_t on_device = 0;
   std::size_t host_states = 0;
+  std::int64_t largest = 0;
   for (std::size_t i = 0; i < input.bucket_numels.size(); ++i) {
-    const std::int64_t bucket_numel = input.bucket_numels[i];
+    const std::int64_t bucket_numel = shards_of(input)[i];
     numel += bucket_numel;
+    largest = std::max(largest, input.bucket_numels[i]);
     const bool rests_on_device =
         input.routes.empty() ? input.optimizer_home == Home::kDevice : input.routes[i] == UpdateRoute::kDevice;
     if (rests_on_device) {
@@ -32,17 +37,26 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
     }
   }
   MemoryPlan plan;
-  plan.device_parameters = nbytes_of(numel, shape.param_nbytes) + input.unmanaged_nbytes;
+  plan.device_parameters =
+      nbytes_of(std::accumulate(input.bucket_numels.begin(), input.bucket_numels.end(), std::int64_t{0}),
+                shape.param_nbytes) +
+      input.unmanaged_nbytes;
   plan.device_optimizer_states = nbytes_of(on_device, shape.device_nbytes(Home::kDevice));
   // Gradients of one micro-batch stay in their own type until their bucket closes; the sum over micro-batches is fp32.
-  const std::int64_t summed = on_device == numel ? input.parameter_numel : on_device;  // Without padding.
+  const bool alone = input.world_size == 1;
+  const std::int64_t summed = alone && on_device == numel ? input.parameter_numel : on_device;  // Without padding.
   plan.device_gradients =
-      nbytes_of(input.parameter_numel, shape.param_nbytes) + (input.accumulates ? nbytes_of(summed, 4) : 0);
+      nbytes_of(input.parameter_numel, shape.param_nbytes) + (input.accumulates || !alone ? nbytes_of(summed, 4) : 0);
+  if (!alone) {
+    // Two buckets are under way, each packed here and as the others' parts of this rank's shard.
+    plan.device_gradients += 4 * nbytes_of(largest, input.sums_on_each_rank ? 4 : shape.param_nbytes) +
+                             (input.sums_on_each_rank ? nbytes_of(input.parameter_numel, 4) : 0);
+  }
   plan.device_activations = input.activations_nbytes;
   if (on_device < numel) {
     plan.host_optimizer_states = round_to_page(host_states, input.host_page_nbytes);
-    plan.host_gradients = round_to_page(nbytes_of(numel - on_device, input.accumulates ? 4U : shape.param_nbytes),
-                                        input.host_page_nbytes);
+    plan.host_gradients = round_to_page(
+        nbytes_of(numel - on_device, input.accumulates || !alone ? 4U : shape.param_nbytes), input.host_page_nbytes);
   }
   return plan;
 }

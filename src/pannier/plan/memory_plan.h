@@ -16,8 +16,12 @@ namespace pannier {
 
 /// What the plan is computed from.
 struct MemoryPlanInput {
-  std::vector<std::int64_t> bucket_numels;  ///< Elements of each bucket's shard, padding included.
-  std::int64_t parameter_numel = 0;         ///< Elements of all parameters, without padding.
+  std::vector<std::int64_t> bucket_numels;  ///< Elements of each bucket, padding included.
+  /// The same of this rank's shards; empty: there is one rank, and they are the buckets.
+  std::vector<std::int64_t> shard_numels{};
+  int world_size = 1;
+  bool sums_on_each_rank = false;    ///< Stage 1 with accumulation: fp32 sums of all parameters before they are shared.
+  std::int64_t parameter_numel = 0;  ///< Elements of all parameters, without padding.
   StateShape shape;
   Home optimizer_home = Home::kDevice;
   bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.
@@ -44,6 +48,11 @@ struct MemoryPlan {
   }
   [[nodiscard]] std::size_t host() const noexcept { return host_optimizer_states + host_gradients; }
 };
+
+/// Elements of this rank's shards, one a bucket.
+[[nodiscard]] inline const std::vector<std::int64_t>& shards_of(const MemoryPlanInput& input) noexcept {
+  return input.shard_numels.empty() ? input.bucket_numels : input.shard_numels;
+}
 
 /// Predicts the memory of one rank.
 [[nodiscard]] MemoryPlan plan_memory(const MemoryPlanInput& input);

@@ -106,26 +106,26 @@ class RoutedGradients final : public GradientStore {
 
 }  // namespace
 
-HostGradients::HostGradients(Device& device, HostMemory& memory, const BucketLayout& layout,
+HostGradients::HostGradients(Device& device, HostMemory& memory, const ShardLayout& shards,
                              GradientStoreOptions options, Mover& down)
     : device_(device),
       memory_(memory),
-      layout_(layout),
+      shards_(shards),
       options_(options),
       down_(down),
-      held_(static_cast<std::size_t>(layout.num_parameters()), Held::kNothing),
+      held_(static_cast<std::size_t>(shards.buckets().num_parameters()), Held::kNothing),
       offsets_(held_.size()),
       numels_(held_.size()),
-      ways_(static_cast<std::size_t>(layout.num_buckets())) {
+      ways_(static_cast<std::size_t>(shards.buckets().num_buckets())) {
   width_ = options_.accumulates && !options_.sum_in_own_type ? 4 : nbytes_of_type(options_.type);
-  slab_ = make_slab(layout.numel(), width_);
+  slab_ = make_slab(shards.numel(), width_);
   std::int64_t begin = 0;
-  for (const Bucket& bucket : layout.buckets()) {
-    for (const Segment& segment : bucket.segments) {
-      offsets_[static_cast<std::size_t>(segment.parameter)] = begin + segment.offset;
-      numels_[static_cast<std::size_t>(segment.parameter)] = segment.numel;
+  for (int b = 0; b < shards.buckets().num_buckets(); ++b) {
+    for (const ShardPiece& piece : shards.pieces(b)) {
+      offsets_[static_cast<std::size_t>(piece.parameter)] = begin + piece.shard_offset;
+      numels_[static_cast<std::size_t>(piece.parameter)] = piece.numel;
     }
-    begin += bucket.numel;
+    begin += shards.shard(b).numel();
   }
 }
 
@@ -148,7 +148,7 @@ at::Tensor HostGradients::own_type_tensor(std::size_t i) {
 // A second micro-batch that nobody announced gets a slab for fp32 sums, which then stays for the windows to come.
 float* HostGradients::fp32_sum(std::size_t i) {
   if (width_ != 4 && sums_.nbytes() == 0) {
-    sums_ = make_slab(layout_.numel(), 4);
+    sums_ = make_slab(shards_.numel(), 4);
   }
   HostSlab& slab = width_ == 4 ? slab_ : sums_;
   return reinterpret_cast<float*>(slab.data().data()) + offsets_[i];
@@ -162,7 +162,7 @@ void HostGradients::widen(std::size_t i) {
 
 void HostGradients::add(int parameter, at::Tensor gradient, bool last) {
   const auto i = static_cast<std::size_t>(parameter);
-  const int bucket = layout_.bucket_of(parameter);
+  const int bucket = shards_.buckets().bucket_of(parameter);
   const bool own_type_is_enough = options_.sum_in_own_type || options_.type == kernels::GradType::kFp32;
   if (held_.at(i) == Held::kNothing && (last || own_type_is_enough)) {
     Way& way = ways_[static_cast<std::size_t>(bucket)];
@@ -221,7 +221,7 @@ GradientView HostGradients::view(int parameter) {
   if (held_.at(i) == Held::kNothing) {
     return {};
   }
-  arrive(layout_.bucket_of(parameter));
+  arrive(shards_.buckets().bucket_of(parameter));
   return held_[i] == Held::kOwnType ? GradientView{own_type(i), options_.type}
                                     : GradientView{fp32_sum(i), kernels::GradType::kFp32};
 }
@@ -241,7 +241,7 @@ at::Tensor HostGradients::read(int parameter) {
 void HostGradients::drop(int parameter) {
   // What is on its way may arrive: nobody will look at it, and what comes later to the same place comes after it.
   held_.at(static_cast<std::size_t>(parameter)) = Held::kNothing;
-  Way& way = ways_[static_cast<std::size_t>(layout_.bucket_of(parameter))];
+  Way& way = ways_[static_cast<std::size_t>(shards_.buckets().bucket_of(parameter))];
   if (!way.transfer) {
     way = {};
   }

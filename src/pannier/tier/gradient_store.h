@@ -1,6 +1,6 @@
 // Where the gradients of an accumulation window rest until the update reads them: on the device, or in host memory when
-// the update happens there. One micro-batch's gradient stays in its own type; as soon as there is a second, the sum is
-// fp32, wherever it rests, so that the home never changes a bit.
+// the update happens there. Of each parameter it is this rank's piece. One micro-batch's gradient stays in its own
+// type; as soon as there is a second, the sum is fp32, wherever it rests, so that the home never changes a bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,12 @@
 #include "pannier/device/device.h"
 #include "pannier/device/mover.h"
 #include "pannier/kernels/update.h"
-#include "pannier/layout/bucket_layout.h"
+#include "pannier/layout/shard_layout.h"
 #include "pannier/mem/host_slab.h"
 
 namespace pannier {
 
-/// A parameter's gradient as it rests, flat, in the parameter's own order of elements.
+/// The gradient of this rank's piece of a parameter as it rests, flat, in the parameter's own order of elements.
 struct GradientView {
   void* data = nullptr;  ///< Null: nothing has arrived in this window.
   kernels::GradType type = kernels::GradType::kFp32;
@@ -63,11 +63,11 @@ class GradientStore {
 [[nodiscard]] std::unique_ptr<GradientStore> make_device_gradients(Device& device, int num_parameters,
                                                                    GradientStoreOptions options);
 
-/// Gradients in one host slab, laid out as their buckets are, to which `down` carries them.
+/// Gradients in one host slab, laid out as the shards are, to which `down` carries them.
 class HostGradients final : public GradientStore {
  public:
   /// What it refers to must outlive the store. Throws OutOfMemoryError.
-  HostGradients(Device& device, HostMemory& memory, const BucketLayout& layout, GradientStoreOptions options,
+  HostGradients(Device& device, HostMemory& memory, const ShardLayout& shards, GradientStoreOptions options,
                 Mover& down);
   ~HostGradients() override;
   HostGradients(const HostGradients&) = delete;
@@ -102,7 +102,7 @@ class HostGradients final : public GradientStore {
 
   Device& device_;
   HostMemory& memory_;
-  const BucketLayout& layout_;
+  const ShardLayout& shards_;
   GradientStoreOptions options_;
   Mover& down_;
   std::vector<Held> held_;

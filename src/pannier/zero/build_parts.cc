@@ -26,11 +26,27 @@ StateShape shape_of(const PartsOptions& options) {
   return state_shape_of(state_format_of(options.dtype), static_cast<int>(names.size()));
 }
 
-std::vector<UpdateRoute> choose_routes(const PartsOptions& options, const BucketLayout& layout) {
+std::vector<UpdateRoute> choose_routes(const PartsOptions& options, const ShardLayout& shards) {
   if (options.optimizer_home == Home::kDevice) {
-    return std::vector<UpdateRoute>(static_cast<std::size_t>(layout.num_buckets()), UpdateRoute::kDevice);
+    return std::vector<UpdateRoute>(static_cast<std::size_t>(shards.buckets().num_buckets()), UpdateRoute::kDevice);
   }
-  return assign_routes(bucket_numels(layout), {.host = 1.0 - options.streamed_share});
+  return assign_routes(shards.numels(), {.host = 1.0 - options.streamed_share});
+}
+
+// This rank's part of a bucket's parameters.
+std::function<at::Tensor(int)> own_parameters(const Parts& parts) {
+  return [buckets = parts.parameters.get(), shards = parts.shards.get()](int bucket) {
+    const Shard& shard = shards->shard(bucket);
+    return buckets->bucket(bucket).narrow(0, shard.begin, shard.numel());
+  };
+}
+
+// Alone a gradient rests in its own type; among ranks what rests is the sum over them, in fp32.
+GradientStoreOptions store_options(const PartsOptions& options, int world_size) {
+  if (world_size == 1) {
+    return {grad_type_of(options.dtype), options.accumulates, options.sum_in_own_type};
+  }
+  return {kernels::GradType::kFp32, options.accumulates, false};
 }
 
 // Memory that can't be registered still works; transfers then wait for the host, and the user should know why.
@@ -46,17 +62,16 @@ void register_host(Device& device, std::span<std::byte> memory, const char* what
 
 void build_host_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
   const StateShape shape = shape_of(options);
-  const GradientStoreOptions gradients{grad_type_of(options.dtype), options.accumulates, options.sum_in_own_type};
   parts.up = std::make_unique<Mover>(device, Queue::kUp, options.movers);
   parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
-  parts.host_states = std::make_unique<HostStateStore>(memory, shape, bucket_numels(*parts.layout));
+  parts.host_states = std::make_unique<HostStateStore>(memory, shape, parts.shards->numels());
   register_host(device, parts.host_states->bytes(), "optimizer states", parts);
-  parts.host_gradients = std::make_unique<HostGradients>(device, memory, *parts.layout, gradients, *parts.down);
+  parts.host_gradients = std::make_unique<HostGradients>(
+      device, memory, *parts.shards, store_options(options, parts.shards->world_size()), *parts.down);
   register_host(device, parts.host_gradients->bytes(), "gradients", parts);
-  parts.tide = std::make_unique<Tide>(
-      TideParts{device, *parts.host_states, *parts.up, *parts.down, shape, bucket_numels(*parts.layout),
-                [buckets = parts.parameters.get()](int bucket) { return buckets->bucket(bucket); }});
-  parts.host_path = make_host_path(device, *parts.parameters, *parts.up);
+  parts.tide = std::make_unique<Tide>(TideParts{device, *parts.host_states, *parts.up, *parts.down, shape,
+                                                parts.shards->numels(), own_parameters(parts)});
+  parts.host_path = make_host_path(device, own_parameters(parts), *parts.up);
   parts.gradients = make_routed_gradients(
       *parts.device_gradients, *parts.host_gradients, *parts.layout,
       [routes = parts.routes.get()](int bucket) { return routes->route(bucket) == UpdateRoute::kHost; });
@@ -64,16 +79,15 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
 
 void build_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
   PANNIER_CHECK(options.optimizer_home != Home::kNvme, "a home without a store was asked for");
-  const GradientStoreOptions gradients{grad_type_of(options.dtype), options.accumulates, options.sum_in_own_type};
   const int num_buckets = parts.layout->num_buckets();
-  parts.device_gradients = make_device_gradients(device, parts.layout->num_parameters(), gradients);
+  parts.device_gradients =
+      make_device_gradients(device, parts.layout->num_parameters(), store_options(options, parts.shards->world_size()));
   parts.device_path = make_device_path(device);
   UpdateRoutes::Way on_device{nullptr, parts.device_path.get()};
   // The table is built first, since the gradients ask it; what it points to follows.
-  const auto chosen = choose_routes(options, *parts.layout);
+  const auto chosen = choose_routes(options, *parts.shards);
   if (options.optimizer_home == Home::kDevice) {
-    parts.device_states = make_device_store(device, shape_of(options), num_buckets,
-                                            [buckets = parts.parameters.get()](int b) { return buckets->bucket(b); });
+    parts.device_states = make_device_store(device, shape_of(options), num_buckets, own_parameters(parts));
     on_device.states = parts.device_states.get();
     parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
     parts.gradients = std::move(parts.device_gradients);
@@ -85,12 +99,29 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
                                {parts.host_states.get(), parts.host_path.get()});
 }
 
+// Alone there is nothing to partition, so the stages differ in nothing.
+std::function<std::unique_ptr<GradientSharing>(GradientSharing::Deliver)> sharing_of(const PartsOptions& options,
+                                                                                     Device& device,
+                                                                                     const Parts& parts) {
+  if (parts.shards->world_size() == 1) {
+    return make_solo_sharing;
+  }
+  const bool sums_first = options.stage <= 1;
+  const SharingParts sharing{device, *parts.shards, *parts.exchange, options.dtype};
+  return [sharing, sums_first](GradientSharing::Deliver deliver) {
+    return make_rank_sharing(sharing, sums_first, std::move(deliver));
+  };
+}
+
 }  // namespace
 
 MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
-                           std::size_t unmanaged_nbytes) {
+                           std::size_t unmanaged_nbytes, int rank, int world_size) {
   const BucketLayout layout(numels, options.buckets);
   return {.bucket_numels = bucket_numels(layout),
+          .shard_numels = ShardLayout(layout, rank, world_size).numels(),
+          .world_size = world_size,
+          .sums_on_each_rank = world_size > 1 && options.stage <= 1 && options.accumulates,
           .parameter_numel = std::accumulate(numels.begin(), numels.end(), std::int64_t{0}),
           .shape = shape_of(options),
           .optimizer_home = options.optimizer_home,
@@ -110,29 +141,29 @@ Parts::~Parts() {
   }
 }
 
-Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, std::vector<at::Tensor> parameters,
-                  std::vector<std::string> names) {
+Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
+                  std::vector<at::Tensor> parameters, std::vector<std::string> names) {
   PANNIER_CHECK(0 <= options.stage && options.stage <= 3, fmt::format("stage {}", options.stage));
   std::vector<std::int64_t> numels;
   for (const auto& parameter : parameters) {
     numels.push_back(parameter.numel());
   }
   Parts parts;
-  // With one rank there is nothing to partition, so the four stages differ in nothing: the same reducer serves all, and
-  // no parameter is ever away. Ranks and their communicator are chosen here.
-  parts.communicator = make_solo_communicator();
   parts.layout = std::make_unique<BucketLayout>(numels, options.buckets);
+  parts.shards = std::make_unique<ShardLayout>(*parts.layout, communicator.rank(), communicator.world_size());
+  parts.exchange = std::make_unique<ShardExchange>(*parts.shards, communicator);
   parts.parameters =
       std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
   build_home(options, device, memory, parts);
   parts.judge = device.make_judge();
   parts.pipeline = std::make_unique<UpdatePipeline>(
-      UpdatePipelineParts{device, *parts.layout, *parts.parameters, *parts.gradients, *parts.routes, options.algorithm,
-                          state_format_of(options.dtype), kernels::state_names(options.algorithm, options.momentum),
-                          options.initial_state1});
+      UpdatePipelineParts{device, *parts.shards, communicator, *parts.exchange, *parts.parameters, *parts.gradients,
+                          *parts.routes, options.algorithm, state_format_of(options.dtype),
+                          kernels::state_names(options.algorithm, options.momentum), options.initial_state1});
   parts.pipeline->initialize();
-  parts.reducer = std::make_unique<GradientReducer>(device, *parts.layout, *parts.parameters, *parts.gradients,
-                                                    *parts.communicator, *parts.judge);
+  parts.reducer = std::make_unique<GradientReducer>(GradientReducerParts{device, *parts.shards, *parts.parameters,
+                                                                         *parts.gradients, communicator, *parts.judge,
+                                                                         sharing_of(options, device, parts)});
   if (parts.tide) {
     parts.pilot = std::make_unique<TidePilot>(device, *parts.tide, *parts.routes, options.device_budget);
   }

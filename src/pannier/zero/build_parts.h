@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "pannier/comm/communicator.h"
+#include "pannier/comm/shard_exchange.h"
 #include "pannier/device/device.h"
-#include "pannier/layout/bucket_layout.h"
+#include "pannier/layout/shard_layout.h"
 #include "pannier/optim/step_overlap.h"
 #include "pannier/optim/tide_pilot.h"
 #include "pannier/optim/update_pipeline.h"
@@ -47,8 +48,9 @@ struct Parts {
 
   std::unique_ptr<Mover> up;
   std::unique_ptr<Mover> down;
-  std::unique_ptr<Communicator> communicator;
   std::unique_ptr<BucketLayout> layout;
+  std::unique_ptr<ShardLayout> shards;
+  std::unique_ptr<ShardExchange> exchange;
   std::unique_ptr<ParameterBuckets> parameters;
   std::unique_ptr<StateStore> device_states;
   std::unique_ptr<HostStateStore> host_states;
@@ -67,13 +69,15 @@ struct Parts {
   std::unique_ptr<StepOverlap> overlap;
 };
 
-/// What the parts will hold, without building them. `unmanaged_nbytes`: frozen parameters and buffers.
+/// What the parts will hold on one rank, without building them. `unmanaged_nbytes`: frozen parameters and buffers.
 [[nodiscard]] MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
-                                         std::size_t unmanaged_nbytes);
+                                         std::size_t unmanaged_nbytes, int rank, int world_size);
 
-/// Builds the parts for these parameters and moves them into their buckets. `device` and `memory` must outlive the
-/// parts. Throws ConfigError, OutOfMemoryError or torch's out-of-memory error.
+/// Builds the parts for these parameters and moves them into their buckets, with the values that rank 0 gives.
+/// `device`, `memory` and `communicator` must outlive the parts. Throws ConfigError, OutOfMemoryError, CollectiveError
+/// or torch's out-of-memory error.
 [[nodiscard]] Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory,
-                                std::vector<at::Tensor> parameters, std::vector<std::string> names);
+                                Communicator& communicator, std::vector<at::Tensor> parameters,
+                                std::vector<std::string> names);
 
 }  // namespace pannier

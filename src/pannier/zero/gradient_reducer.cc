@@ -14,20 +14,22 @@
 
 namespace pannier {
 
-GradientReducer::GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters,
-                                 GradientStore& store, Communicator& communicator, GradientJudge& judge)
-    : device_(device),
-      layout_(layout),
-      parameters_(parameters),
-      store_(store),
-      communicator_(communicator),
-      judge_(judge),
+GradientReducer::GradientReducer(const GradientReducerParts& parts)
+    : device_(parts.device),
+      shards_(parts.shards),
+      parameters_(parts.parameters),
+      store_(parts.store),
+      communicator_(parts.communicator),
+      judge_(parts.judge),
+      sharing_(parts.make_sharing([this](int bucket, std::vector<FlatGradient> gradients, bool last) {
+        deliver(bucket, std::move(gradients), last);
+      })),
       listener_(std::make_shared<GradientListener>([this](int parameter) { receive(parameter); })),
-      arrived_(static_cast<std::size_t>(parameters.num_parameters())),
+      arrived_(static_cast<std::size_t>(parameters_.num_parameters())),
       fired_(arrived_.size()),
       used_(fired_.size()),
       judged_(fired_.size()),
-      open_(static_cast<std::size_t>(layout.num_buckets())) {
+      open_(static_cast<std::size_t>(shards_.buckets().num_buckets())) {
   for (int i = 0; i < parameters_.num_parameters(); ++i) {
     hooks_.emplace_back(parameters_.parameter(i), i, listener_);
     const_cast<at::Tensor&>(parameters_.parameter(i)).mutable_grad() = at::Tensor();
@@ -45,12 +47,13 @@ void GradientReducer::begin_backward(bool last) {
   in_backward_ = true;
   last_backward_ = last;
   ++backward_index_;
+  num_closed_ = 0;
   std::fill(fired_.begin(), fired_.end(), 0);
-  for (int b = 0; b < layout_.num_buckets(); ++b) {
+  for (int b = 0; b < layout().num_buckets(); ++b) {
     OpenBucket& open = open_[static_cast<std::size_t>(b)];
     open = {};
     // A parameter that has never fired keeps its bucket open: when it is used one day, it must find it so.
-    open.num_waiting = static_cast<int>(layout_.buckets()[static_cast<std::size_t>(b)].segments.size());
+    open.num_waiting = static_cast<int>(layout().buckets()[static_cast<std::size_t>(b)].segments.size());
   }
 }
 
@@ -102,7 +105,7 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   watch_end();
   const at::Tensor gradient = std::exchange(holder, at::Tensor());
   const auto index = static_cast<std::size_t>(parameter);
-  const int bucket = layout_.bucket_of(parameter);
+  const int bucket = layout().bucket_of(parameter);
   OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
   if (open.closed) {
     record_[backward_index_ - 1][index] = fired_[index] + 1;
@@ -121,7 +124,18 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   ++fired_[index];
   used_[index] = true;
   if (recorded_ && fired_[index] == expected(parameter) && --open.num_waiting == 0) {
+    close_full(bucket);
+  }
+}
+
+void GradientReducer::close_full(int bucket) {
+  if (!sharing_->in_order()) {
     close(bucket);
+    return;
+  }
+  open_[static_cast<std::size_t>(bucket)].full = true;
+  while (num_closed_ < layout().num_buckets() && open_[static_cast<std::size_t>(num_closed_)].full) {
+    close(num_closed_++);
   }
 }
 
@@ -142,17 +156,24 @@ at::Tensor GradientReducer::flat_gradient(int parameter, const at::Tensor& gradi
 void GradientReducer::close(int bucket) {
   open_[static_cast<std::size_t>(bucket)].closed = true;
   store_.free_sent(/*wait=*/false);
-  std::vector<GradientRun> leaving;
-  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+  std::vector<FlatGradient> gradients;
+  for (const Segment& segment : layout().buckets()[static_cast<std::size_t>(bucket)].segments) {
     at::Tensor& arrived = arrived_[static_cast<std::size_t>(segment.parameter)];
     if (arrived.defined()) {
-      at::Tensor gradient = std::exchange(arrived, at::Tensor());
-      if (is_judged_early(gradient, segment.parameter)) {
-        leaving.push_back(
-            {gradient.data_ptr(), grad_type_of(gradient.scalar_type()), gradient.numel(), segment.parameter});
-      }
-      store_.add(segment.parameter, std::move(gradient), last_backward_);
+      gradients.push_back({segment.parameter, std::exchange(arrived, at::Tensor())});
     }
+  }
+  sharing_->take(bucket, std::move(gradients), last_backward_);
+}
+
+void GradientReducer::deliver(int bucket, std::vector<FlatGradient> gradients, bool last) {
+  std::vector<GradientRun> leaving;
+  for (FlatGradient& gradient : gradients) {
+    const at::Tensor& values = gradient.values;
+    if (is_judged_early(values, gradient.parameter, last)) {
+      leaving.push_back({values.data_ptr(), grad_type_of(values.scalar_type()), values.numel(), gradient.parameter});
+    }
+    store_.add(gradient.parameter, std::move(gradient.values), last);
   }
   judge_.add(leaving);
   for (const GradientRun& run : leaving) {
@@ -164,15 +185,14 @@ void GradientReducer::close(int bucket) {
   }
 }
 
-// A gradient that will go to the host is judged before it leaves, where that is cheap; in a world of one, since only
-// then it is the sum already. What rests on the device is judged at the window's end, all at once.
-bool GradientReducer::is_judged_early(const at::Tensor& gradient, int parameter) {
+// A gradient that will go to the host is judged before it leaves, where that is cheap. What rests on the device is
+// judged at the window's end, all at once.
+bool GradientReducer::is_judged_early(const at::Tensor& gradient, int parameter, bool last) {
   if (judged_[static_cast<std::size_t>(parameter)]) {
     judge_anew();  // It was not the last micro-batch after all: what was judged is not the sum.
     return false;
   }
-  return last_backward_ && gradient.numel() > 0 && communicator_.world_size() == 1 && !store_.is_on_device(parameter) &&
-         store_.view(parameter).data == nullptr;
+  return last && gradient.numel() > 0 && !store_.is_on_device(parameter) && store_.view(parameter).data == nullptr;
 }
 
 void GradientReducer::judge_anew() {
@@ -182,11 +202,12 @@ void GradientReducer::judge_anew() {
 
 void GradientReducer::end_backward() {
   PANNIER_CHECK(in_backward_, "a backward ended that had not begun");
-  for (int b = 0; b < layout_.num_buckets(); ++b) {
+  for (int b = 0; b < layout().num_buckets(); ++b) {
     if (!open_[static_cast<std::size_t>(b)].closed) {
       close(b);
     }
   }
+  sharing_->finish();
   in_backward_ = false;
   store_.free_sent(/*wait=*/false);
   if (record_.size() < backward_index_) {
@@ -203,29 +224,41 @@ void GradientReducer::finish_window() {
   if (in_backward_) {
     end_backward();
   }
-  for (int b = 0; b < layout_.num_buckets(); ++b) {
+  sharing_->finish_window();
+  for (int b = 0; b < layout().num_buckets(); ++b) {
     judge_bucket(b);
   }
-  if (communicator_.world_size() > 1) {
-    judge_.exchange([this](std::span<std::int64_t> numbers) { communicator_.sum(numbers); });
+  agree_on_used();
+}
+
+// The one sum of integers of a step: the judge's numbers, and on how many ranks each parameter was used.
+void GradientReducer::agree_on_used() {
+  if (communicator_.world_size() == 1) {
+    return;
   }
+  judge_.exchange([this](std::span<std::int64_t> numbers) {
+    std::vector<std::int64_t> all(numbers.begin(), numbers.end());
+    all.insert(all.end(), used_.begin(), used_.end());
+    communicator_.sum(all);
+    const auto end = all.begin() + static_cast<std::ptrdiff_t>(numbers.size());
+    std::copy(all.begin(), end, numbers.begin());
+    std::transform(end, all.end(), used_.begin(), [](std::int64_t num_ranks) { return num_ranks > 0; });
+  });
 }
 
 void GradientReducer::judge_bucket(int bucket) {
   std::vector<GradientRun> on_device;
-  const Shard shard =
-      shard_of(layout_.buckets()[static_cast<std::size_t>(bucket)], communicator_.rank(), communicator_.world_size());
-  for (const Piece& piece : shard.pieces) {
-    if (!used(piece.parameter) || judged_[static_cast<std::size_t>(piece.parameter)] || piece.numel == 0) {
+  for (const ShardPiece& piece : shards_.pieces(bucket)) {
+    const GradientView view =
+        judged_[static_cast<std::size_t>(piece.parameter)] ? GradientView{} : store_.view(piece.parameter);
+    if (view.data == nullptr) {
       continue;
     }
-    const GradientView view = store_.view(piece.parameter);
-    const std::size_t width = view.type == kernels::GradType::kFp32 ? 4 : 2;
-    const auto* data = static_cast<const char*>(view.data) + nbytes_of(piece.parameter_offset, width);
     if (store_.is_on_device(piece.parameter)) {
-      on_device.push_back({data, view.type, piece.numel, piece.parameter});
+      on_device.push_back({view.data, view.type, piece.numel, piece.parameter});
     } else {
-      judge_.add_stats(kernels::gradient_stats(data, view.type, piece.numel, torch_parallel_for()), piece.parameter);
+      judge_.add_stats(kernels::gradient_stats(view.data, view.type, piece.numel, torch_parallel_for()),
+                       piece.parameter);
     }
   }
   judge_.add(on_device);
@@ -236,7 +269,7 @@ void GradientReducer::drop_window(bool complete) {
   refused_ = false;
   *unfinished_ = false;
   unfinished_ = std::make_shared<bool>(false);
-  for (int b = 0; b < layout_.num_buckets(); ++b) {
+  for (int b = 0; b < layout().num_buckets(); ++b) {
     open_[static_cast<std::size_t>(b)] = {};
   }
   for (int i = 0; i < parameters_.num_parameters(); ++i) {
@@ -247,6 +280,7 @@ void GradientReducer::drop_window(bool complete) {
   if (!recorded_) {
     record_.clear();
   }
+  sharing_->drop();
   backward_index_ = 0;
   std::fill(used_.begin(), used_.end(), false);
   judge_anew();

@@ -1,5 +1,6 @@
 // Gradients on their way from autograd to the update. The hook moves each gradient into its bucket; when a bucket is
-// full it is closed: reduced over ranks and handed to the GradientStore, while backward goes on.
+// full it is closed: shared with the other ranks, and what this rank gets of the sum handed to the GradientStore, while
+// backward goes on. Among ranks buckets close in the order of their index, since collectives pair by order.
 //
 // When is a bucket full? Counting one firing a parameter would be wrong: checkpointed segments fire a shared parameter
 // several times, and some parameters are not used at all. So:
@@ -23,33 +24,49 @@
 
 #include "pannier/comm/communicator.h"
 #include "pannier/device/device.h"
-#include "pannier/layout/bucket_layout.h"
+#include "pannier/layout/shard_layout.h"
 #include "pannier/tier/gradient_store.h"
 #include "pannier/tier/parameter_buckets.h"
 #include "pannier/zero/gradient_hook.h"
+#include "pannier/zero/gradient_sharing.h"
 
 namespace pannier {
+
+/// What a reducer works on. Everything must outlive it.
+struct GradientReducerParts {
+  Device& device;
+  const ShardLayout& shards;
+  ParameterBuckets& parameters;
+  GradientStore& store;
+  Communicator& communicator;
+  GradientJudge& judge;
+  /// Makes the way from a bucket's gradients to those of this rank's pieces.
+  std::function<std::unique_ptr<GradientSharing>(GradientSharing::Deliver)> make_sharing = make_solo_sharing;
+};
 
 /// Collects gradients over one accumulation window. Called by autograd's thread while a backward runs, otherwise by the
 /// engine's; never by two at once.
 class GradientReducer {
  public:
-  GradientReducer(Device& device, const BucketLayout& layout, ParameterBuckets& parameters, GradientStore& store,
-                  Communicator& communicator, GradientJudge& judge);
+  explicit GradientReducer(const GradientReducerParts& parts);
 
   /// Opens a backward. `last`: it is the window's last, as far as is known.
   void begin_backward(bool last);
-  /// Closes what is open. Throws nothing that a complete backward can cause.
+  /// From now on gradients that can wait are not shared with other ranks in backward (no_sync), or are again.
+  void hold(bool holding) { sharing_->hold(holding); }
+  /// Closes what is open. Throws nothing that a complete backward can cause, but CollectiveError.
   void end_backward();
   [[nodiscard]] bool in_backward() const noexcept { return in_backward_; }
   /// Whether any gradient has arrived in this window, or a backward ran without one.
   [[nodiscard]] bool window_has_backward() const noexcept { return backward_index_ > 0 || in_backward_; }
 
-  /// Ends the window: afterwards every used parameter's sum is in the store, and the judge has seen all of all ranks.
+  /// Ends the window: afterwards the sum of every used parameter's piece is in the store, and the judge has seen all of
+  /// all ranks. Throws CollectiveError.
   void finish_window();
   /// A gradient was changed by somebody: what was judged before it went to the host no longer holds.
   void judge_anew();
-  /// Whether a parameter got a gradient in this window.
+  /// Whether a parameter got a gradient in this window: from this rank's backward, and after finish_window() from any
+  /// rank's.
   [[nodiscard]] bool used(int parameter) const { return used_.at(static_cast<std::size_t>(parameter)); }
   /// Forgets the window's gradients and starts a new one. `complete`: its firings are as good a record as any.
   void drop_window(bool complete);
@@ -69,6 +86,7 @@ class GradientReducer {
  private:
   struct OpenBucket {
     int num_waiting = 0;  ///< Parameters that have not fired as often as recorded.
+    bool full = false;    ///< None waits; it may still wait for buckets before it.
     bool closed = false;  ///< In this backward.
   };
 
@@ -77,17 +95,22 @@ class GradientReducer {
   void watch_end();
   void check_gradient(int parameter, const at::Tensor& gradient) const;
   [[nodiscard]] at::Tensor flat_gradient(int parameter, const at::Tensor& gradient);
+  void close_full(int bucket);
   void close(int bucket);
+  void deliver(int bucket, std::vector<FlatGradient> gradients, bool last);
   void judge_bucket(int bucket);
-  [[nodiscard]] bool is_judged_early(const at::Tensor& gradient, int parameter);
+  void agree_on_used();
+  [[nodiscard]] bool is_judged_early(const at::Tensor& gradient, int parameter, bool last);
   [[nodiscard]] int expected(int parameter) const;
+  [[nodiscard]] const BucketLayout& layout() const noexcept { return shards_.buckets(); }
 
   Device& device_;
-  const BucketLayout& layout_;
+  const ShardLayout& shards_;
   ParameterBuckets& parameters_;
   GradientStore& store_;
   Communicator& communicator_;
   GradientJudge& judge_;
+  std::unique_ptr<GradientSharing> sharing_;
   std::shared_ptr<GradientListener> listener_;
   std::vector<GradientHook> hooks_;
   std::function<void(int)> begin_unannounced_;
@@ -106,6 +129,7 @@ class GradientReducer {
   std::vector<bool> used_;
   std::vector<bool> judged_;  ///< The judge has seen this parameter's sum on its way to the host.
   std::vector<OpenBucket> open_;
+  int num_closed_ = 0;  ///< Where buckets close in order: those before this one are.
 };
 
 }  // namespace pannier

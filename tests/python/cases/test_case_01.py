@@ -62,8 +62,33 @@ def test_impossible_sizes_are_refused(train, micro, gas, parts) -> None:
 
 def test_world_of_two_is_never_silently_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(pannier.ConfigError, match="WORLD_SIZE is 2.*process group is not initialised"):
+    with pytest.raises(pannier.ConfigError, match="WORLD_SIZE is 2, but MASTER_ADDR.* is not set"):
         start(Dot(), batch_config(4, 1, None))
+
+
+@pytest.mark.parametrize(
+    ("variables", "match"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', expected a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "127.0.0.1"}, "rank 2 is none of the 2 ranks"),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1"}, "WORLD_SIZE is 3, but MASTER_ADDR"),
+        ({"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}, "WORLD_SIZE is 3, but MASTER_ADDR"),
+    ],
+)
+def test_what_starters_say_is_read(variables: dict[str, str], match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")  # So that what is set meanwhile goes when the test ends.
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(pannier.ConfigError, match=match):
+        start(Dot(), batch_config(6, 1, None))
+
+
+def test_a_slurm_allocation_without_a_step_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert start(Dot(), batch_config(4, 1, None)).world_size == 1
 
 
 def test_setters_keep_the_product() -> None:
