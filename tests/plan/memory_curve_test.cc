@@ -32,6 +32,18 @@ TEST(MemoryCurve, SaysWhatTheLastStepTook) {
   EXPECT_EQ(curve.until_end(), 30U);
 }
 
+TEST(MemoryCurve, StaysSmallThroughALongEvaluation) {
+  MemoryCurve curve;
+  constexpr int kManyTicks = 200'000;
+  for (int i = 0; i < kManyTicks; ++i) {
+    curve.tick(i, 100);
+  }
+  curve.end_step(300);
+  EXPECT_EQ(curve.overall(), 300U);
+  curve.tick(0, 100);
+  EXPECT_EQ(curve.until_end(), 300U);
+}
+
 TEST(MemoryCurve, ExpectsTheMostOfAStepUnlikeTheLast) {
   MemoryCurve curve;
   run_step(curve, {10, 20, 90, 40, 30});

@@ -104,8 +104,10 @@ TEST(ParameterBuckets, NeverOverwritesWhatSomebodyKept) {
   EXPECT_EQ(buckets.take_edits(true).size(), 1U);
   EXPECT_EQ(a[1][0].item<float>(), 1.0F);
   EXPECT_TRUE(a.is_contiguous());
-  a.set_data(at::ones({4}));
-  EXPECT_THROW((void)buckets.take_edits(true), ConfigError);
+  for (const at::Tensor& other : {at::ones({4}), at::ones({1, 4})}) {
+    a.set_data(other);
+    EXPECT_THROW((void)buckets.take_edits(true), ConfigError);
+  }
 }
 
 TEST(ParameterBuckets, RefusesMemoryThatOverlaps) {

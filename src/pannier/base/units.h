@@ -20,6 +20,11 @@ namespace pannier {
   return (value + step - 1) / step * step;
 }
 
+/// `from - amount`, and 0 where that would be negative.
+[[nodiscard]] constexpr std::size_t saturating_sub(std::size_t from, std::size_t amount) noexcept {
+  return from < amount ? 0 : from - amount;
+}
+
 /// Turns a count of elements into bytes. The one place where elements become bytes (both sides are checked
 /// non-negative).
 [[nodiscard]] constexpr std::size_t nbytes_of(std::int64_t numel, std::size_t element_nbytes) noexcept {

@@ -7,12 +7,11 @@
 #include <utility>
 
 #include "pannier/base/error.h"
+#include "pannier/base/units.h"
 #include "pannier/hardware/host_info.h"
 
 namespace pannier {
 namespace {
-
-std::size_t less(std::size_t from, std::size_t amount) { return from - std::min(from, amount); }
 
 // Asks the kernel, and sets aside what the page tables of that many bytes take: 8 bytes for each page of 4096.
 std::size_t ask_kernel() {
@@ -108,8 +107,9 @@ HostMemory::Room HostMemory::look_at_machine() const {
 }
 
 std::size_t HostMemory::free_bytes_locked(std::size_t machine_bytes) const {
-  const auto in_budget = less(less(options_.budget_bytes, stats_.total.current_bytes), untouched_bytes_);
-  return std::min(in_budget, less(less(machine_bytes, options_.headroom_bytes), untouched_bytes_));
+  const auto in_budget =
+      saturating_sub(saturating_sub(options_.budget_bytes, stats_.total.current_bytes), untouched_bytes_);
+  return std::min(in_budget, saturating_sub(saturating_sub(machine_bytes, options_.headroom_bytes), untouched_bytes_));
 }
 
 std::size_t HostMemory::free_bytes() const {
@@ -124,7 +124,7 @@ std::size_t HostMemory::free_bytes() const {
 
 void HostMemory::recheck(const std::string& owner, std::size_t untouched_bytes) const {
   // Half of the headroom is for what others took since the claim.
-  const auto machine_bytes = less(options_.bytes_available(), options_.headroom_bytes / 2);
+  const auto machine_bytes = saturating_sub(options_.bytes_available(), options_.headroom_bytes / 2);
   if (untouched_bytes > machine_bytes) {
     throw OutOfMemoryError("host", owner, untouched_bytes, machine_bytes);
   }

@@ -4,14 +4,14 @@
 
 #include <algorithm>
 
+#include "pannier/base/units.h"
+
 namespace pannier {
 namespace {
 
 // Ticks of different kinds have different keys.
 constexpr std::int64_t kBackwardKey = std::int64_t{1} << 32;
 constexpr std::int64_t kUpdateKey = std::int64_t{1} << 33;
-
-std::size_t less(std::size_t from, std::size_t amount) { return from - std::min(from, amount); }
 
 }  // namespace
 
@@ -24,12 +24,14 @@ TidePilot::TidePilot(Device& device, Tide& tide, const UpdateRoutes& routes, std
 
 std::size_t TidePilot::budget() const { return budget_.value_or(curve_.overall()); }
 
-std::size_t TidePilot::slack_nbytes() const { return curve_.is_known() ? less(budget(), curve_.overall()) : 0; }
-std::size_t TidePilot::room_nbytes() const { return curve_.is_known() ? less(budget(), curve_.at_end()) : 0; }
+std::size_t TidePilot::slack_nbytes() const {
+  return curve_.is_known() ? saturating_sub(budget(), curve_.overall()) : 0;
+}
+std::size_t TidePilot::room_nbytes() const { return curve_.is_known() ? saturating_sub(budget(), curve_.at_end()) : 0; }
 
 void TidePilot::tick(std::int64_t key) {
   curve_.tick(key, device_.take_peak());
-  tide_.shrink_to(less(budget(), curve_.until_next_tick()), /*wait=*/true, /*also_raised=*/true);
+  tide_.shrink_to(saturating_sub(budget(), curve_.until_next_tick()), /*wait=*/true, /*also_raised=*/true);
 }
 
 void TidePilot::tick_forward(int unit) { tick(unit); }
@@ -49,7 +51,7 @@ void TidePilot::tick_update() {
 void TidePilot::end_step() {
   curve_.end_step(device_.take_peak());
   // A model whose forward does not tick has its peak before the first tick.
-  tide_.shrink_to(less(budget(), curve_.until_first_tick()), /*wait=*/true, /*also_raised=*/true);
+  tide_.shrink_to(saturating_sub(budget(), curve_.until_first_tick()), /*wait=*/true, /*also_raised=*/true);
 }
 
 // What goes up early saves time only, so that memory which others took first is no error.
@@ -64,7 +66,7 @@ bool TidePilot::try_raise(int bucket) {
 
 // In the order in which they will be updated. What is up already stays.
 void TidePilot::raise_while_room() {
-  const std::size_t room = less(budget(), curve_.until_end());
+  const std::size_t room = saturating_sub(budget(), curve_.until_end());
   for (const bool is_up : {true, false}) {
     for (int b = static_cast<int>(routes_.routes().size()) - 1; b >= 0; --b) {
       if (routes_.route(b) != UpdateRoute::kStreamed || tide_.is_up(b) != is_up) {
@@ -80,9 +82,9 @@ void TidePilot::raise_while_room() {
 // In the update there must be room for the bucket at hand, whatever the budget says; more than one are raised where it
 // allows, so that transfers and updates overlap.
 void TidePilot::make_room(int bucket) {
-  const std::size_t others = less(device_.memory().current, tide_.live_nbytes());
-  const std::size_t room = less(budget(), others);
-  tide_.shrink_to(less(room, tide_.nbytes(bucket)), /*wait=*/true, /*also_raised=*/true);
+  const std::size_t others = saturating_sub(device_.memory().current, tide_.live_nbytes());
+  const std::size_t room = saturating_sub(budget(), others);
+  tide_.shrink_to(saturating_sub(room, tide_.nbytes(bucket)), /*wait=*/true, /*also_raised=*/true);
   tide_.raise(bucket);
   for (int b = bucket - 1; b >= 0; --b) {
     if (routes_.route(b) != UpdateRoute::kStreamed || tide_.is_up(b)) {

@@ -19,7 +19,9 @@ void MemoryCurve::tick(std::int64_t key, std::size_t peak_nbytes) {
   // Within a step the course varies a little, since gradients leave when their transfer is done; the peak does not.
   const bool is_more = seen_overall_ > known_overall_ + known_overall_ / 50;
   like_last_ = like_last_ && !is_more && index < known_.size() && known_[index].key == key;
-  seen_.push_back({key, 0});
+  if (index < kMostTicks) {
+    seen_.push_back({key, 0});
+  }
 }
 
 void MemoryCurve::end_step(std::size_t peak_nbytes) {

@@ -40,6 +40,9 @@ class MemoryCurve {
   };
   void end_interval(std::size_t peak_nbytes);
 
+  /// A long evaluation ticks without a step; what comes after so many ticks counts for the last of them.
+  static constexpr std::size_t kMostTicks = std::size_t{1} << 16;
+
   std::vector<Interval> known_;          ///< The last step.
   std::vector<std::size_t> known_rest_;  ///< The most from each interval to the end of the last step.
   std::vector<Interval> seen_;           ///< This step so far; the last interval is open.

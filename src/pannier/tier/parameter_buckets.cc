@@ -131,16 +131,15 @@ void ParameterBuckets::bump_version(int parameter) {
 
 void ParameterBuckets::require_same_kind(int parameter) const {
   const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
-  const auto& strides = strides_[static_cast<std::size_t>(parameter)];
   const std::string& name = names_[static_cast<std::size_t>(parameter)];
-  if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() ||
-      tensor.numel() != layout_.segment_of(parameter).numel ||
-      tensor.dim() != static_cast<std::int64_t>(strides.size())) {
-    throw ConfigError(fmt::format(
-        "parameter {} was changed behind the engine: it is now {} of shape {} on {}, the engine holds {} of {} "
-        "elements in {} dimensions on {}; change the model before initialize",
-        name, c10::toString(tensor.scalar_type()), tensor.sizes().vec(), tensor.device().str(), c10::toString(dtype_),
-        layout_.segment_of(parameter).numel, strides.size(), device_.torch_device().str()));
+  const auto& sizes = sizes_[static_cast<std::size_t>(parameter)];
+  if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() || tensor.sizes() != sizes) {
+    throw ConfigError(
+        fmt::format("parameter {} was changed behind the engine: it is now {} of shape {} on {}, the engine holds {} "
+                    "of shape {} on "
+                    "{}; change the model before initialize",
+                    name, c10::toString(tensor.scalar_type()), tensor.sizes().vec(), tensor.device().str(),
+                    c10::toString(dtype_), sizes, device_.torch_device().str()));
   }
   const auto& storage = storages_[static_cast<std::size_t>(parameter)];
   const auto& aliases = aliases_[static_cast<std::size_t>(parameter)];

@@ -1,0 +1,134 @@
+// What an engine looks at before it changes anything: what it was given, whether the ranks agree, and whether there is
+// room.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "pannier/base/error.h"
+#include "pannier/engine/engine_core.h"
+
+namespace pannier {
+
+void EngineCore::check_inputs(const EngineInputs& inputs) const {
+  PANNIER_CHECK(inputs.names.size() == inputs.parameters.size() && inputs.group_of.size() == inputs.names.size(),
+                "names, parameters and groups differ in number");
+  for (std::size_t i = 0; i < inputs.names.size(); ++i) {
+    const at::Tensor& parameter = inputs.parameters[i];
+    const std::string& name = inputs.names[i];
+    const bool will_come = inputs.device.has_value() && parameter.device().is_cpu();
+    if (parameter.device() != device_->torch_device() && !will_come) {
+      throw ConfigError(fmt::format("parameter {} is on {}, expected {}", name, parameter.device().str(),
+                                    device_->torch_device().str()));
+    }
+    if (parameter.layout() != at::kStrided) {
+      throw ConfigError(fmt::format("parameter {} is sparse, expected a dense tensor", name));
+    }
+    if (inputs.group_of[i] >= static_cast<int>(inputs.groups.size())) {
+      throw ConfigError(
+          fmt::format("parameter {} is in group {} of {}", name, inputs.group_of[i], inputs.groups.size()));
+    }
+    if (inputs.group_of[i] < 0 || !parameter.requires_grad() || !inputs.algorithm) {
+      continue;
+    }
+    if (!parameter.is_leaf()) {
+      throw ConfigError(fmt::format("parameter {} is the result of a computation, expected a leaf", name));
+    }
+    if (GradientHook::is_hooked(parameter)) {
+      throw ConfigError(
+          fmt::format("parameter {}: the model is already managed by an engine; call its destroy() first", name));
+    }
+    const at::ScalarType dtype = parameter.scalar_type();
+    const bool convertible = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+    if (!convertible || (config_.dtype == Dtype::kFp32 && dtype != at::kFloat)) {
+      throw ConfigError(fmt::format(
+          "parameter {} is {}, expected Float{}", name, c10::toString(dtype),
+          convertible ? "; to train in 16 bits set \"bf16\": {\"enabled\": true} or the same of \"fp16\"" : ""));
+    }
+  }
+}
+
+// Ranks that differ here would exchange one thing for another; what differs is said before anything has moved.
+void EngineCore::agree(const EngineInputs& inputs) {
+  std::string parameters;
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    const at::Tensor& parameter = inputs.parameters[i];
+    parameters += fmt::format("{} {} {} group {}{}\n", inputs.names[i], c10::toString(parameter.scalar_type()),
+                              parameter.sizes().vec(), inputs.group_of[i], parameter.requires_grad() ? "" : " frozen");
+  }
+  communicator_->agree("configuration", config_.to_json());
+  communicator_->agree("parameters", parameters);
+}
+
+void EngineCore::share_unmanaged(const EngineInputs& inputs) {
+  const c10::NoGradGuard no_grad;
+  if (communicator_->world_size() == 1) {
+    return;
+  }
+  const auto share = [this](const at::Tensor& tensor) {
+    const at::Tensor common = tensor.detach().contiguous();
+    communicator_->broadcast(common, 0);
+    if (!common.is_same(tensor) && common.data_ptr() != tensor.data_ptr()) {
+      tensor.detach().copy_(common);
+    }
+  };
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    if (managed_of_[i] < 0) {
+      share(inputs.parameters[i]);
+    }
+  }
+  for (const at::Tensor& buffer : inputs.buffers) {
+    share(buffer);
+  }
+}
+
+void EngineCore::require_separate_memory(const EngineInputs& inputs) const {
+  std::vector<std::tuple<const char*, const char*, std::size_t>> ranges;
+  for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
+    const at::Tensor& parameter = inputs.parameters[i];
+    if (parameter.numel() > 0 && parameter.is_non_overlapping_and_dense()) {
+      const auto* begin = static_cast<const char*>(parameter.data_ptr());
+      ranges.emplace_back(begin, begin + parameter.nbytes(), i);
+    }
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (std::get<0>(ranges[i]) < std::get<1>(ranges[i - 1])) {
+      throw ConfigError(fmt::format(
+          "parameters {} and {} share memory but are two parameters, so they would be trained apart; tie them "
+          "by using one Parameter object for both",
+          inputs.names[std::get<2>(ranges[i - 1])], inputs.names[std::get<2>(ranges[i])]));
+    }
+  }
+}
+
+void EngineCore::require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const {
+  MemoryBudget budget{.device_nbytes = config_.pannier.device_memory_nbytes.value_or(device_->memory().cap),
+                      .host_nbytes = config_.pannier.host_memory_nbytes.value_or(0)};
+  if (budget.device_nbytes != 0) {
+    // What is in use already and will not move into the plan's own memory counts against the budget too.
+    std::size_t in_use = device_->memory().current;
+    for (const auto& tensor : moved) {
+      in_use -= device_->counts(tensor) ? std::min(in_use, tensor.nbytes()) : 0;
+    }
+    budget.device_nbytes = budget.device_nbytes > in_use ? budget.device_nbytes - in_use : 1;
+  }
+  const auto free = device_->free_nbytes();
+  if (free && budget.device_nbytes == 0) {
+    budget.device_nbytes = *free;
+    for (const auto& tensor : moved) {
+      budget.device_nbytes += device_->counts(tensor) ? tensor.nbytes() : 0;
+    }
+  }
+  require_fit(input, budget);
+  // What can't be had must be refused before the first parameter moves; the CPU's device memory is the machine's too.
+  const std::size_t wanted = plan_.host() + (free ? 0 : plan_.device_optimizer_states + plan_.device_parameters);
+  if (const std::size_t available = HostMemory().free_bytes(); wanted > available) {
+    throw OutOfMemoryError("host", "training state", wanted, available);
+  }
+}
+
+}  // namespace pannier

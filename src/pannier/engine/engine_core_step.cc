@@ -1,0 +1,280 @@
+// Backward and step. The step reads like the paper: finish the reduction, look at the norm, decide once, update.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "pannier/base/error.h"
+#include "pannier/base/log.h"
+#include "pannier/engine/engine_core.h"
+
+namespace pannier {
+
+bool EngineCore::is_boundary() const noexcept {
+  return boundary_.value_or(!config_.managed_gradient_accumulation || micro_in_window_ + 1 >= batch_.accumulation);
+}
+
+void EngineCore::set_batch(const BatchSizes& batch) { batch_ = batch; }
+
+std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& loss, bool scale_by_accumulation) {
+  require_open();
+  if (!parts_) {
+    throw ConfigError("backward() needs an optimizer; this engine was initialized without one");
+  }
+  if (loss.numel() != 1 || !loss.requires_grad()) {
+    throw ConfigError(
+        fmt::format("backward() takes a loss of one element that depends on the parameters, got {} elements{}",
+                    loss.numel(), loss.requires_grad() ? "" : " that require no gradient"));
+  }
+  require_outside_backward("backward()");
+  if (parts_->reducer->in_backward()) {
+    parts_->reducer->end_backward();  // One that the caller ran himself.
+  }
+  if (!lost_micro_batches_ && !parts_->reducer->backward_failed()) {
+    broken_ = false;  // What failed was a window of one micro-batch, which is gone.
+  }
+  wait_for_parameters();
+  parts_->reducer->renew_hooks();
+  const bool divide = scale_by_accumulation && batch_.accumulation > 1 && config_.managed_gradient_accumulation;
+  const at::Tensor reported = divide ? loss / static_cast<double>(batch_.accumulation) : loss;
+  const double factor = scaler_.scale();
+  const at::Tensor scaled = factor == 1.0 ? reported : reported.to(at::kFloat) * factor;
+  open_backward();
+  in_own_backward_ = true;
+  has_backward_ = true;
+  return {reported, scaled};
+}
+
+void EngineCore::open_backward() {
+  if (parts_->overlap) {
+    parts_->overlap->wait_for_updates();  // New gradients go where they read theirs.
+  }
+  tracer_.begin_backward();
+  parts_->reducer->begin_backward(is_boundary());
+  if (parts_->pilot) {
+    parts_->pilot->begin_backward(is_boundary());
+  }
+  if (route_planner_) {
+    route_planner_->mark_backward();
+  }
+}
+
+void EngineCore::tick_forward(int unit) {
+  require_open();
+  tracer_.tick_forward(unit);
+  const auto begin = std::chrono::steady_clock::now();
+  if (parts_ && parts_->pilot) {
+    parts_->gradients->free_sent(/*wait=*/false);
+    parts_->pilot->tick_forward(unit);
+  }
+  wait_for_unit(unit);
+  if (route_planner_ && unit == 0) {
+    route_planner_->mark_forward();
+  } else if (route_planner_) {
+    route_planner_->saw_wait(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+}
+
+void EngineCore::end_backward() {
+  require_open();
+  try {
+    parts_->reducer->end_backward();
+  } catch (const std::exception& error) {
+    abort_backward(error.what());
+    throw;
+  }
+  in_own_backward_ = false;
+  tracer_.end_backward();
+}
+
+void EngineCore::abort_backward(const std::string& why) {
+  require_open();
+  lost_micro_batches_ = lost_micro_batches_ || micro_in_window_ > 0;
+  in_own_backward_ = false;
+  communicator_->report_failure(fmt::format("its backward failed: {}", why));
+  drop_gradients();
+  broken_ = true;
+}
+
+at::Tensor EngineCore::scale(const at::Tensor& loss) {
+  auto [reported, scaled] = begin_backward(loss, true);
+  in_own_backward_ = false;  // The caller runs it; its end is seen by the next call.
+  return scaled;
+}
+
+void EngineCore::begin_unannounced_backward(int parameter) {
+  if (batch_.accumulation > 1 || scaler_.scale() != 1.0) {
+    throw ConfigError(
+        fmt::format("a gradient of {} came from a backward that was not the engine's, which must divide the loss by "
+                    "the accumulation steps "
+                    "and multiply it by the loss scale; call engine.backward(loss) or engine.scale(loss).backward(). "
+                    "If this engine is not "
+                    "to train in that backward, freeze its parameters with requires_grad_(False)",
+                    parts_->parameters->name(parameter)));
+  }
+  open_backward();
+  has_backward_ = true;
+}
+
+void EngineCore::require_outside_backward(const char* call) const {
+  if (in_own_backward_) {
+    throw ConfigError(fmt::format(
+        "{} was called inside a backward, from a hook for instance; call it after backward() has returned", call));
+  }
+}
+
+void EngineCore::refuse_broken_window() {
+  drop_gradients();
+  broken_ = false;
+  lost_micro_batches_ = false;
+  has_backward_ = false;
+  throw ConfigError(
+      "step() after a backward that failed: the gradients of its accumulation window were dropped, nothing was "
+      "updated");
+}
+
+StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups) {
+  require_open();
+  if (!parts_) {
+    throw ConfigError("step() needs an optimizer; this engine was initialized without one");
+  }
+  if (groups.size() != num_groups_) {
+    throw ConfigError(fmt::format("step() got {} parameter groups, the engine has {}", groups.size(), num_groups_));
+  }
+  require_outside_backward("step()");
+  auto phase = tracer_.phase("step");
+  wait_for_parameters();
+  if (parts_->overlap && route_planner_) {
+    if (const HostUpdateTime seen = parts_->overlap->take_time(); seen.numel > 0) {
+      route_planner_->saw_host_update(seen.numel, seen.seconds);
+    }
+  }
+  GradientReducer& reducer = *parts_->reducer;
+  if (broken_ || reducer.backward_failed()) {
+    refuse_broken_window();
+  }
+  if (!has_backward_) {
+    throw ConfigError("step() before backward(): there is no gradient to apply");
+  }
+  if (reducer.in_backward()) {
+    end_backward();
+  }
+  try {
+    reducer.check_hooks();
+  } catch (const ConfigError&) {
+    drop_gradients();
+    throw;
+  }
+  has_backward_ = false;
+  if (!is_boundary()) {
+    ++counters_.micro_steps;
+    ++micro_in_window_;
+    return StepOutcome::kAccumulating;
+  }
+  parts_->pipeline->take_edits(parts_->parameters->take_edits(true));
+  if (parts_->pilot) {
+    parts_->pilot->tick_update();
+  }
+  if (route_planner_) {
+    route_planner_->mark_update();
+  }
+  parts_->exchange->set_step(counters_.global_steps);
+  reducer.finish_window();
+  require_all_used();
+  const Verdict verdict = update(groups);
+  const bool skip = verdict.decision.skip != 0;
+  reducer.drop_window(true);
+  if (route_planner_) {
+    route_planner_->end_step();  // A bucket that changes its route must hold no gradient.
+  }
+  overflow_ = skip;
+  micro_in_window_ = 0;
+  ++counters_.micro_steps;
+  ++counters_.global_steps;
+  counters_.global_samples += batch_.train;
+  if (skip) {
+    skip_step(verdict);
+  } else {
+    scaler_.update(false, {});
+  }
+  phase.end();
+  tracer_.end_step(counters_.global_steps);
+  return skip ? StepOutcome::kSkipped : StepOutcome::kApplied;
+}
+
+void EngineCore::skip_step(const Verdict& verdict) {
+  ++counters_.skipped_steps;
+  const int first = verdict.first_nonfinite_parameter;
+  const std::string name = first < 0 ? "a parameter of another rank" : parts_->parameters->name(first);
+  log::warning(fmt::format("step {} skipped: {} gradient elements are not finite, first in {}; loss scale {}",
+                           counters_.global_steps, verdict.decision.num_nonfinite, name, scaler_.scale()));
+  scaler_.update(true, name);
+}
+
+void EngineCore::require_all_used() {
+  for (std::size_t i = 0; i < steps_.size() && !config_.zero.ignore_unused_parameters; ++i) {
+    if (!parts_->reducer->used(static_cast<int>(i))) {
+      drop_gradients();
+      throw ConfigError(
+          fmt::format("parameter {} got no gradient, and zero_optimization.ignore_unused_parameters is false",
+                      parts_->parameters->name(static_cast<int>(i))));
+    }
+  }
+}
+
+// What the device updates is issued before the host knows the decision, so that the device never waits for the host.
+Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) {
+  parts_->judge->decide({gradient_scale(), config_.gradient_clipping, config_.check_grad_overflow});
+  UpdatePipeline::Coefficients coefficients(steps_.size());
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    if (parts_->reducer->used(static_cast<int>(i))) {
+      const auto& group = groups[static_cast<std::size_t>(group_of_[i])];
+      coefficients[i] = kernels::make_coefficients(algorithm_, group, steps_[i] + 1, 1.0F);
+    }
+  }
+  parts_->pipeline->update_on_device(coefficients, parts_->judge->control());
+  auto phase = tracer_.phase("wait for the decision");
+  const Verdict verdict = parts_->judge->verdict();
+  phase.end();
+  grad_norm_ = verdict.decision.norm;
+  if (verdict.decision.skip == 0) {
+    update_on_host(coefficients, verdict.decision.grad_factor);
+    parts_->pipeline->publish(coefficients);
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      steps_[i] += coefficients[i] ? 1 : 0;
+    }
+  }
+  if (parts_->pilot) {
+    parts_->pilot->end_step();
+  }
+  return verdict;
+}
+
+void EngineCore::update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
+  if (parts_->overlap) {
+    parts_->overlap->begin(coefficients, grad_factor);
+    // Other ranks are given what was updated here before step() returns.
+    if (communicator_->world_size() > 1 || (route_planner_ && route_planner_->wants_clean_step())) {
+      parts_->overlap->wait_for_all();
+    }
+    return;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const std::int64_t numel = parts_->pipeline->update_on_host(coefficients, grad_factor);
+  if (route_planner_ && numel > 0) {
+    route_planner_->saw_host_update(numel,
+                                    std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+}
+
+void EngineCore::drop_gradients() {
+  require_open();
+  require_outside_backward("drop_gradients()");
+  if (parts_) {
+    parts_->reducer->drop_window(false);
+  }
+  micro_in_window_ = 0;
+  has_backward_ = false;
+}
+
+}  // namespace pannier
