@@ -17,7 +17,7 @@ class ConfigValues:
 
     def train_batch_size(self) -> int:
         """Samples per optimizer step over all ranks."""
-        return self.config["train_batch_size"]
+        return self.config.get("train_batch_size", "auto")
 
     def train_micro_batch_size_per_gpu(self) -> int:
         """Samples per rank and forward."""

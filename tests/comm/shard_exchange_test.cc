@@ -65,7 +65,7 @@ TEST_P(ShardExchangeTest, CompletesAParameterFromItsPieces) {
       const at::Tensor flat = at::full_like(whole, -1.0F);
       const ShardPiece& piece = shards.piece_of(p);
       flat.narrow(0, piece.parameter_offset, piece.numel).copy_(whole.narrow(0, piece.parameter_offset, piece.numel));
-      exchange.gather_parameter(flat, p);
+      exchange.gather_parameter(flat, p, 0);
       EXPECT_TRUE(at::equal(flat, whole));
     }
   });

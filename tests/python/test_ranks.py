@@ -385,6 +385,48 @@ def test_ranks_that_differ_are_told_on_every_rank(name: str, words: list[str]) -
 
 
 @program
+def differs(rank: int, world: int, kind: str) -> Any:
+    """What only one rank does differently, outside of the configuration; returns the error."""
+    model = torch.nn.Linear(80, 80)
+    engine, optimizer, _, _ = pannier.initialize(
+        model=model, config=config(OPTIMIZERS["AdamW"][0], pannier={"collective_timeout": 20})
+    )
+    for _ in range(2):
+        engine.backward(engine(torch.ones(1, 80)).sum())
+        engine.step()
+    try:
+        if kind == "lr" and rank == 1:
+            optimizer.param_groups[0]["lr"] = 0.5
+        elif kind == "edit" and rank == 1:
+            with torch.no_grad():
+                model.bias[3] = 1.0
+        elif kind == "value":
+            pannier.safe_set_full_fp32_param(model.weight, torch.full((80, 80), float(rank)))
+        elif kind == "key":
+            pannier.safe_get_full_optimizer_state(model.weight, "exp_avg" if rank == 1 else "exp_avg_sq")
+        engine.backward(engine(torch.ones(1, 80)).sum())
+        engine.step()
+    except (pannier.ConfigError, pannier.CollectiveError) as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("lr", ["rank 1", "group 0: lr 0.5", "group 0: lr 0.01"]),
+        ("edit", ["rank 1", "bias: 2 updates, edited"]),
+        ("value", ["fp32_param of weight", "differ from rank 0's on 1 of 2 ranks"]),
+        ("key", ["rank"]),
+    ],
+)
+def test_what_one_rank_does_differently_is_an_error_on_all(kind: str, words: list[str]) -> None:
+    for ended in ranks.run(__file__, "differs", 2, kind):
+        for word in words:
+            assert word in ended.result, ended.result
+
+
+@program
 def stage_3(rank: int, world: int) -> Any:
     try:
         pannier.initialize(model=torch.nn.Linear(4, 4), config=config(OPTIMIZERS["AdamW"][0], stage=3))

@@ -41,7 +41,7 @@ std::unique_ptr<PendingExchange> ShardExchange::gather(const at::Tensor& flat, i
   return communicator_.exchange({OperationKind::kParameters, step_, bucket}, std::move(buffers));
 }
 
-void ShardExchange::gather_parameter(const at::Tensor& flat, int parameter) {
+void ShardExchange::gather_parameter(const at::Tensor& flat, int parameter, int what) {
   ExchangeBuffers buffers{.device = flat.device(), .stamps = StampPlace::kApart};
   const Piece& mine = shards_.piece_of(parameter);
   for (int r = 0; r < shards_.world_size(); ++r) {
@@ -50,7 +50,8 @@ void ShardExchange::gather_parameter(const at::Tensor& flat, int parameter) {
     buffers.send.push_back(is_own ? at::Tensor() : bytes_of(flat, mine.parameter_offset, mine.numel));
     buffers.receive.push_back(is_own ? at::Tensor() : bytes_of(flat, theirs.parameter_offset, theirs.numel));
   }
-  communicator_.exchange({OperationKind::kOther, step_, parameter}, std::move(buffers))->wait();
+  constexpr int kWhats = 16;
+  communicator_.exchange({OperationKind::kOther, step_, parameter * kWhats + what}, std::move(buffers))->wait();
 }
 
 }  // namespace pannier

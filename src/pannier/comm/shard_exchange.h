@@ -33,8 +33,10 @@ class ShardExchange {
   /// Sends this rank's shard of `flat`, a bucket laid out, to all others and takes theirs, each into its place.
   [[nodiscard]] std::unique_ptr<PendingExchange> gather(const at::Tensor& flat, int bucket);
 
-  /// The same for the elements of one parameter, of which each rank has its piece. Waits.
-  void gather_parameter(const at::Tensor& flat, int parameter);
+  /// The same for the elements of one parameter, of which each rank has its piece. `what` tells apart what ranks might
+  /// ask for at the same time: a state by its number, or kGradient. Waits.
+  void gather_parameter(const at::Tensor& flat, int parameter, int what);
+  static constexpr int kGradient = 15;
 
  private:
   const ShardLayout& shards_;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -118,9 +119,10 @@ class EngineCore {
   [[nodiscard]] bool overflow() const noexcept { return overflow_; }
   [[nodiscard]] const Config& config() const noexcept { return config_; }
 
-  /// An fp32 copy of a state of a parameter (by its index in the inputs): "fp32_param" or one of state_names().
-  /// ConfigError for a parameter that this engine does not train.
+  /// An fp32 copy of a state of a parameter (by its index in the inputs): "fp32_param" or one of state_names(). All
+  /// ranks call it. ConfigError for a parameter that this engine does not train.
   [[nodiscard]] at::Tensor state(int parameter, const std::string& name);
+  /// The opposite. All ranks call it, with the same value, or it is a ConfigError on all.
   void set_state(int parameter, const std::string& name, const at::Tensor& value);
   [[nodiscard]] std::vector<std::string> state_names() const;
   /// Updates that a parameter has had.
@@ -154,6 +156,9 @@ class EngineCore {
  private:
   void check_inputs(const EngineInputs& inputs) const;
   void agree(const EngineInputs& inputs);
+  [[nodiscard]] std::string common_text(const std::vector<kernels::Hyperparameters>& groups) const;
+  void require_same(const at::Tensor& value, const std::string& what);
+  void take_edits(bool take_replaced);
   void share_unmanaged(const EngineInputs& inputs);
   [[nodiscard]] double gradient_scale() const { return scaler_.scale() * communicator_->world_size(); }
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
@@ -166,6 +171,7 @@ class EngineCore {
   [[noreturn]] void refuse_broken_window();
   void open_backward();
   void skip_step(const Verdict& verdict);
+  void finish_window(const std::vector<kernels::Hyperparameters>& groups);
   void require_all_used();
   void plan_routes(const PartsOptions& options, const MemoryPlanInput& plan);
   void update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor);
@@ -185,6 +191,7 @@ class EngineCore {
   std::unique_ptr<Parts> parts_;                 ///< Null without an optimizer.
   std::unique_ptr<RoutePlanner> route_planner_;  ///< Null where the user, or the device, leaves nothing to choose.
   std::vector<std::int64_t> steps_;              ///< Updates of each parameter in the parts.
+  std::set<int> edited_;                         ///< Parameters that somebody wrote into since the last step.
   LossScaler scaler_;
   Counters counters_;
   std::int64_t micro_in_window_ = 0;

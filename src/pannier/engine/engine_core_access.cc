@@ -43,17 +43,24 @@ void EngineCore::wait_for_parameters() {
   }
 }
 
+void EngineCore::take_edits(bool take_replaced) {
+  const std::vector<int> edited = parts_->parameters->take_edits(take_replaced);
+  edited_.insert(edited.begin(), edited.end());
+  parts_->pipeline->take_edits(edited);
+}
+
 at::Tensor EngineCore::state(int parameter, const std::string& name) {
   const int index = managed_index(parameter);
   wait_for_parameters();
-  parts_->pipeline->take_edits(parts_->parameters->take_edits(false));
+  take_edits(false);
   return parts_->pipeline->read(index, name);
 }
 
 void EngineCore::set_state(int parameter, const std::string& name, const at::Tensor& value) {
   const int index = managed_index(parameter);
   wait_for_parameters();
-  parts_->pipeline->take_edits(parts_->parameters->take_edits(false));
+  take_edits(false);
+  require_same(value, fmt::format("{} of {}", name, parts_->parameters->name(index)));
   parts_->pipeline->write(index, name, value);
 }
 
@@ -88,7 +95,7 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   if (piece.numel > 0) {
     whole.narrow(0, piece.parameter_offset, piece.numel).copy_(parts_->gradients->read(index));
   }
-  parts_->exchange->gather_parameter(whole, index);
+  parts_->exchange->gather_parameter(whole, index, ShardExchange::kGradient);
   return parts_->parameters->view_like_parameter(whole.div_(gradient_scale()), index).clone();
 }
 
@@ -104,6 +111,7 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
     throw ConfigError(fmt::format("the gradient of parameter {} has shape {}, got {}", parts_->parameters->name(index),
                                   owner.sizes().vec(), value.sizes().vec()));
   }
+  require_same(value, fmt::format("the gradient of {}", parts_->parameters->name(index)));
   const ShardPiece& piece = parts_->shards->piece_of(index);
   if (piece.numel > 0) {
     const bool wide = parts_->gradients->view(index).type == kernels::GradType::kFp32;

@@ -51,6 +51,41 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
   }
 }
 
+// What must be the same on every rank at a step, a line a thing, so that the first difference says what it is.
+std::string EngineCore::common_text(const std::vector<kernels::Hyperparameters>& groups) const {
+  std::string text;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& g = groups[i];
+    text += fmt::format(
+        "group {}: lr {}, betas [{}, {}], eps {}, weight_decay {}, momentum {}, dampening {}, lr_decay {}"
+        "{}{}\n",
+        i, g.lr, g.beta1, g.beta2, g.eps, g.weight_decay, g.momentum, g.dampening, g.lr_decay,
+        g.nesterov ? ", nesterov" : "", g.bias_correction ? "" : ", no bias correction");
+  }
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    text += fmt::format("{}: {} updates{}\n", parts_->parameters->name(static_cast<int>(i)), steps_[i],
+                        edited_.contains(static_cast<int>(i)) ? ", edited" : "");
+  }
+  return text;
+}
+
+// Each rank would keep its own piece of what it was given.
+void EngineCore::require_same(const at::Tensor& value, const std::string& what) {
+  if (communicator_->world_size() == 1) {
+    return;
+  }
+  const at::Tensor mine = value.detach().contiguous();
+  const at::Tensor first = mine.clone();
+  communicator_->broadcast(first, 0);
+  std::int64_t differs = at::equal(first.view({-1}).view(at::kByte), mine.view({-1}).view(at::kByte)) ? 0 : 1;
+  communicator_->sum({&differs, 1});
+  if (differs > 0) {
+    throw ConfigError(
+        fmt::format("{} was given values that differ from rank 0's on {} of {} ranks; nothing was changed", what,
+                    differs, communicator_->world_size()));
+  }
+}
+
 // Ranks that differ here would exchange one thing for another; what differs is said before anything has moved.
 void EngineCore::agree(const EngineInputs& inputs) {
   std::string parameters;
@@ -61,6 +96,7 @@ void EngineCore::agree(const EngineInputs& inputs) {
   }
   communicator_->agree("configuration", config_.to_json());
   communicator_->agree("parameters", parameters);
+  communicator_->agree("parameter groups", common_text(inputs.groups));
 }
 
 void EngineCore::share_unmanaged(const EngineInputs& inputs) {

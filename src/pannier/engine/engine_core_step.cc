@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "pannier/base/error.h"
+#include "pannier/base/hash.h"
 #include "pannier/base/log.h"
 #include "pannier/engine/engine_core.h"
 
@@ -50,6 +51,7 @@ void EngineCore::open_backward() {
     parts_->overlap->wait_for_updates();  // New gradients go where they read theirs.
   }
   tracer_.begin_backward();
+  parts_->exchange->set_step(counters_.global_steps + 1);
   parts_->reducer->begin_backward(is_boundary());
   if (parts_->pilot) {
     parts_->pilot->begin_backward(is_boundary());
@@ -171,15 +173,15 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     ++micro_in_window_;
     return StepOutcome::kAccumulating;
   }
-  parts_->pipeline->take_edits(parts_->parameters->take_edits(true));
+  take_edits(true);
   if (parts_->pilot) {
     parts_->pilot->tick_update();
   }
   if (route_planner_) {
     route_planner_->mark_update();
   }
-  parts_->exchange->set_step(counters_.global_steps);
-  reducer.finish_window();
+  parts_->exchange->set_step(counters_.global_steps + 1);
+  finish_window(groups);
   require_all_used();
   const Verdict verdict = update(groups);
   const bool skip = verdict.decision.skip != 0;
@@ -209,6 +211,24 @@ void EngineCore::skip_step(const Verdict& verdict) {
   log::warning(fmt::format("step {} skipped: {} gradient elements are not finite, first in {}; loss scale {}",
                            counters_.global_steps, verdict.decision.num_nonfinite, name, scaler_.scale()));
   scaler_.update(true, name);
+}
+
+// The values of a step's groups may come from what each rank measured itself; with others the ranks' shards would be
+// updated by different rules.
+void EngineCore::finish_window(const std::vector<kernels::Hyperparameters>& groups) {
+  if (communicator_->world_size() == 1) {
+    parts_->reducer->finish_window();
+    return;
+  }
+  const std::string text = common_text(groups);
+  constexpr int kRoomForTheSum = 20;
+  const bool is_same = parts_->reducer->finish_window(static_cast<std::int64_t>(fnv1a(text) >> kRoomForTheSum));
+  edited_.clear();
+  if (!is_same) {
+    drop_gradients();
+    communicator_->agree(fmt::format("values of step {}", counters_.global_steps + 1), text);
+    throw ConfigError("another rank's parameter groups, step counts or edited parameters differ");
+  }
 }
 
 void EngineCore::require_all_used() {

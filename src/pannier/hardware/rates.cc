@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "pannier/base/error.h"
+#include "pannier/base/hash.h"
 #include "pannier/hardware/copy_bandwidth.h"
 #include "pannier/hardware/host_info.h"
 
@@ -72,15 +73,6 @@ Json identity_json(const MachineIdentity& machine) {
 // Names come from the kernel and from drivers: bytes that are not UTF-8 are replaced, not an error.
 std::string to_text(const Json& json, int indent) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
-// FNV-1a: the same on every machine and in every build, which std::hash does not promise.
-std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  }
-  return hash;
 }
 
 std::optional<std::string> read_small_file(const fs::path& path) {
@@ -190,7 +182,7 @@ fs::path rates_cache_folder() {
 }
 
 fs::path rates_cache_file(const fs::path& folder, const MachineIdentity& machine) {
-  return folder / fmt::format("hardware-{:016x}.json", hash_of(to_text(identity_json(machine), -1)));
+  return folder / fmt::format("hardware-{:016x}.json", fnv1a(to_text(identity_json(machine), -1)));
 }
 
 MeasuredRates cached_rates(const fs::path& folder, const MachineIdentity& machine, const RateProbes& probes) {

@@ -232,12 +232,12 @@ float* UpdatePipeline::state_address(const StateView& view, const std::string& n
 }
 
 // Fills `whole`, which has the state's type and the parameter's elements, from the pieces of all ranks.
-void UpdatePipeline::read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state) {
+void UpdatePipeline::read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state, int what) {
   const auto width = static_cast<std::size_t>(whole.element_size());
   rest_way(piece.parameter)
       .path->read_state(at_element(whole.data_ptr(), piece.parameter_offset, width), state,
                         nbytes_of(piece.numel, width));
-  parts_.exchange.gather_parameter(whole, piece.parameter);
+  parts_.exchange.gather_parameter(whole, piece.parameter, what);
 }
 
 at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
@@ -249,14 +249,14 @@ at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
   const at::TensorOptions options = parts_.parameters.bucket(bucket_of(parameter)).options();
   const at::Tensor flat = at::empty({numel}, options.dtype(at::kFloat));
   if (name != "fp32_param") {
-    read_piece(flat, piece, state_address(view, name, piece.shard_offset));
+    read_piece(flat, piece, state_address(view, name, piece.shard_offset), name == parts_.state_names.front() ? 1 : 2);
   } else if (parts_.format == kernels::StateFormat::kFp32) {
     parts_.device.copy_on_device(flat.data_ptr(), parts_.parameters.address(parameter), flat.nbytes());
   } else if (parts_.format == kernels::StateFormat::kFp16) {
-    read_piece(flat, piece, at_element<float>(view.rest, piece.shard_offset));
+    read_piece(flat, piece, at_element<float>(view.rest, piece.shard_offset), 0);
   } else {
     const at::Tensor lo = at::empty({numel}, options.dtype(at::kShort));
-    read_piece(lo, piece, at_element<std::int16_t>(view.rest, piece.shard_offset));
+    read_piece(lo, piece, at_element<std::int16_t>(view.rest, piece.shard_offset), 0);
     parts_.device.compute().join_master(static_cast<const std::uint16_t*>(parts_.parameters.address(parameter)),
                                         lo.data_ptr<std::int16_t>(), flat.data_ptr<float>(), numel);
   }

@@ -90,7 +90,7 @@ class UpdatePipeline {
   [[nodiscard]] at::Tensor as_rank_0_has_them(const at::Tensor& values);
   void set_master(int parameter, const StateView& view, const float* values);
   void set_master_from_parameter(const ShardPiece& piece, const StateView& view);
-  void read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state);
+  void read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state, int what);
   [[nodiscard]] float* state_address(const StateView& view, const std::string& name, std::int64_t offset) const;
 
   UpdatePipelineParts parts_;

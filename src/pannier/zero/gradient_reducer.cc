@@ -220,7 +220,7 @@ void GradientReducer::end_backward() {
   }
 }
 
-void GradientReducer::finish_window() {
+bool GradientReducer::finish_window(std::int64_t fingerprint) {
   if (in_backward_) {
     end_backward();
   }
@@ -228,22 +228,28 @@ void GradientReducer::finish_window() {
   for (int b = 0; b < layout().num_buckets(); ++b) {
     judge_bucket(b);
   }
-  agree_on_used();
+  return agree(fingerprint);
 }
 
-// The one sum of integers of a step: the judge's numbers, and on how many ranks each parameter was used.
-void GradientReducer::agree_on_used() {
+// The one sum of integers of a step: the judge's numbers, on how many ranks each parameter was used, and a fingerprint
+// of what must be the same on all.
+bool GradientReducer::agree(std::int64_t fingerprint) {
   if (communicator_.world_size() == 1) {
-    return;
+    return true;
   }
-  judge_.exchange([this](std::span<std::int64_t> numbers) {
+  std::int64_t sum = 0;
+  judge_.exchange([&](std::span<std::int64_t> numbers) {
     std::vector<std::int64_t> all(numbers.begin(), numbers.end());
     all.insert(all.end(), used_.begin(), used_.end());
+    all.push_back(fingerprint);
     communicator_.sum(all);
+    sum = all.back();
+    all.pop_back();
     const auto end = all.begin() + static_cast<std::ptrdiff_t>(numbers.size());
     std::copy(all.begin(), end, numbers.begin());
     std::transform(end, all.end(), used_.begin(), [](std::int64_t num_ranks) { return num_ranks > 0; });
   });
+  return sum == fingerprint * communicator_.world_size();
 }
 
 void GradientReducer::judge_bucket(int bucket) {

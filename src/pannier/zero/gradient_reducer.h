@@ -60,9 +60,9 @@ class GradientReducer {
   /// Whether any gradient has arrived in this window, or a backward ran without one.
   [[nodiscard]] bool window_has_backward() const noexcept { return backward_index_ > 0 || in_backward_; }
 
-  /// Ends the window: afterwards the sum of every used parameter's piece is in the store, and the judge has seen all of
-  /// all ranks. Throws CollectiveError.
-  void finish_window();
+  /// Says whether all ranks gave the same fingerprint. Ends the window: afterwards the sum of every used parameter's
+  /// piece is in the store, and the judge has seen all of all ranks. Throws CollectiveError.
+  bool finish_window(std::int64_t fingerprint = 0);
   /// A gradient was changed by somebody: what was judged before it went to the host no longer holds.
   void judge_anew();
   /// Whether a parameter got a gradient in this window: from this rank's backward, and after finish_window() from any
@@ -99,7 +99,7 @@ class GradientReducer {
   void close(int bucket);
   void deliver(int bucket, std::vector<FlatGradient> gradients, bool last);
   void judge_bucket(int bucket);
-  void agree_on_used();
+  [[nodiscard]] bool agree(std::int64_t fingerprint);
   [[nodiscard]] bool is_judged_early(const at::Tensor& gradient, int parameter, bool last);
   [[nodiscard]] int expected(int parameter) const;
   [[nodiscard]] const BucketLayout& layout() const noexcept { return shards_.buckets(); }
