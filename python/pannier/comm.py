@@ -5,15 +5,18 @@ The distributed engine is torch.distributed. Without a group every function here
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from pannier.errors import ConfigError, UsageError
+from pannier.errors import CollectiveError, ConfigError, UsageError
 
 __all__ = [
     "ReduceOp",
@@ -31,8 +34,14 @@ __all__ = [
     "init_distributed",
     "is_available",
     "is_initialized",
+    "told_to_all",
 ]
 
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_HERE = "here"
+_initializations = 0  # Of this process; the same on every rank, since every rank makes the same engines.
 
 # Who started the ranks, by the variables that it sets for rank, number of ranks and rank on this machine. torchrun's come
 # first; Slurm sets its own in an interactive allocation too, where nothing was started in parallel.
@@ -104,6 +113,7 @@ def engine_group(device: str, timeout_seconds: float) -> Any:
     """
     if get_world_size() == 1:
         return None
+    _meet(timeout_seconds)
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(torch.device(device))
@@ -113,6 +123,45 @@ def engine_group(device: str, timeout_seconds: float) -> Any:
         device_id=torch.device(device) if on_gpu else None,
     )
     return group.boxed()
+
+
+def told_to_all(initialize: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Has the other ranks, which wait in `engine_group`, learn of an error of this one before it came there."""
+
+    @functools.wraps(initialize)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        global _initializations
+        _initializations += 1
+        try:
+            return initialize(*args, **kwargs)
+        except Exception as error:
+            if get_world_size() > 1:
+                with contextlib.suppress(RuntimeError):  # A store that is gone tells nobody; the error matters more.
+                    _store().set(_key(get_rank()), f"{type(error).__name__}: {error}")
+            raise
+
+    return run
+
+
+def _meet(timeout_seconds: float) -> None:
+    """Waits until every rank has come as far as this. Raises for one that failed on its way or does not come in time."""
+    store = _store()
+    store.set(_key(get_rank()), _HERE)
+    for rank in range(get_world_size()):
+        try:
+            store.wait([_key(rank)], timedelta(seconds=timeout_seconds))
+        except (RuntimeError, ValueError):
+            raise CollectiveError(f"rank {rank} has not come to initialize() within {timeout_seconds:g} s") from None
+        if (said := store.get(_key(rank)).decode()) != _HERE:
+            raise CollectiveError(f"rank {rank} failed in initialize(): {said}")
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _key(rank: int) -> str:
+    return f"pannier/initialize/{_initializations}/{rank}"
 
 
 def _require_initialized(dist_init_required: bool | None) -> None:

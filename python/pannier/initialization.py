@@ -18,6 +18,7 @@ from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
 
+@comm.told_to_all
 def initialize(
     args: Any = None,
     model: torch.nn.Module | None = None,

@@ -385,6 +385,34 @@ def test_ranks_that_differ_are_told_on_every_rank(name: str, words: list[str]) -
 
 
 @program
+def before_the_group(rank: int, world: int, kind: str) -> Any:
+    """Rank 1 makes a mistake before ranks are connected, or does not come."""
+    settings = config(OPTIMIZERS["AdamW"][0], pannier={"collective_timeout": 60 if kind == "mistake" else 3})
+    if rank == 1 and kind == "mistake":
+        settings["gradient_cliping"] = 1.0
+    if rank == 1 and kind == "absent":
+        pannier.init_distributed()
+        sys.stdin.read()
+    try:
+        pannier.initialize(model=torch.nn.Linear(4, 4), config=settings)
+    except (pannier.ConfigError, pannier.CollectiveError) as error:
+        return [type(error).__name__, str(error)]
+    return ["none", ""]
+
+
+def test_a_mistake_of_one_rank_ends_initialize_on_all() -> None:
+    first, second, third = (ended.result for ended in ranks.run(__file__, "before_the_group", 3, "mistake"))
+    assert second[0] == "ConfigError"
+    for name, message in (first, third):
+        assert name == "CollectiveError" and "rank" in message and "gradient_cliping" in message, message
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    first, _ = ranks.run(__file__, "before_the_group", 2, "absent", killed={1})
+    assert first.result == ["CollectiveError", "rank 1 has not come to initialize() within 3 s"]
+
+
+@program
 def differs(rank: int, world: int, kind: str) -> Any:
     """What only one rank does differently, outside of the configuration; returns the error."""
     model = torch.nn.Linear(80, 80)
