@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+from ranks import free_port
 
 WATCHDOG = 180.0
 ENVIRONMENT = {
@@ -254,12 +255,6 @@ def run_rank(rank: int, world: int, port: int, timeout_ms: int, heartbeat_ms: in
             dist.barrier(group=hosts)
         probe.close()
     print(json.dumps(results), flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run_ranks(

@@ -7,51 +7,59 @@
 namespace pannier {
 namespace {
 
+// The bytes of a run of elements, as one message.
 at::Tensor bytes_of(const at::Tensor& flat, std::int64_t begin, std::int64_t numel) {
   return flat.narrow(0, begin, numel).view(at::kByte);
 }
 
 }  // namespace
 
+// Calls `send` and `receive` for each other rank's message; a rank's own piece stays where it is.
+template <class Send, class Receive>
+std::unique_ptr<PendingExchange> ShardExchange::start(const Label& label, at::Device device, const Send& send,
+                                                      const Receive& receive) {
+  ExchangeBuffers buffers{.device = device, .stamps = StampPlace::kApart};
+  for (int r = 0; r < shards_.world_size(); ++r) {
+    const bool is_own = r == shards_.rank();
+    buffers.send.push_back(is_own ? at::Tensor() : send(r));
+    buffers.receive.push_back(is_own ? at::Tensor() : receive(r));
+  }
+  return communicator_.exchange(label, std::move(buffers));
+}
+
 ShardExchange::Scattered ShardExchange::scatter(const at::Tensor& flat, int bucket) {
   Scattered scattered;
-  ExchangeBuffers buffers{.device = flat.device(), .stamps = StampPlace::kApart};
   const Shard& mine = shards_.shard(bucket);
   for (int r = 0; r < shards_.world_size(); ++r) {
-    const Shard& theirs = shards_.shard(bucket, r);
-    const bool is_own = r == shards_.rank();
-    scattered.parts.push_back(is_own ? flat.narrow(0, mine.begin, mine.numel())
-                                     : at::empty({mine.numel()}, flat.options()));
-    buffers.send.push_back(is_own ? at::Tensor() : bytes_of(flat, theirs.begin, theirs.numel()));
-    buffers.receive.push_back(is_own ? at::Tensor() : bytes_of(scattered.parts.back(), 0, mine.numel()));
+    scattered.parts.push_back(r == shards_.rank() ? flat.narrow(0, mine.begin, mine.numel())
+                                                  : at::empty({mine.numel()}, flat.options()));
   }
-  scattered.pending = communicator_.exchange({OperationKind::kGradients, step_, bucket}, std::move(buffers));
+  scattered.pending = start(
+      {OperationKind::kGradients, step_, bucket}, flat.device(),
+      [&](int r) { return bytes_of(flat, shards_.shard(bucket, r).begin, shards_.shard(bucket, r).numel()); },
+      [&](int r) { return bytes_of(scattered.parts[static_cast<std::size_t>(r)], 0, mine.numel()); });
   return scattered;
 }
 
 std::unique_ptr<PendingExchange> ShardExchange::gather(const at::Tensor& flat, int bucket) {
-  ExchangeBuffers buffers{.device = flat.device(), .stamps = StampPlace::kApart};
-  const Shard& mine = shards_.shard(bucket);
-  for (int r = 0; r < shards_.world_size(); ++r) {
-    const Shard& theirs = shards_.shard(bucket, r);
-    const bool is_own = r == shards_.rank();
-    buffers.send.push_back(is_own ? at::Tensor() : bytes_of(flat, mine.begin, mine.numel()));
-    buffers.receive.push_back(is_own ? at::Tensor() : bytes_of(flat, theirs.begin, theirs.numel()));
-  }
-  return communicator_.exchange({OperationKind::kParameters, step_, bucket}, std::move(buffers));
+  const auto shard_of_rank = [&](int r) {
+    return bytes_of(flat, shards_.shard(bucket, r).begin, shards_.shard(bucket, r).numel());
+  };
+  return start(
+      {OperationKind::kParameters, step_, bucket}, flat.device(),
+      [&](int /*r*/) { return shard_of_rank(shards_.rank()); }, shard_of_rank);
 }
 
 void ShardExchange::gather_parameter(const at::Tensor& flat, int parameter, int what) {
-  ExchangeBuffers buffers{.device = flat.device(), .stamps = StampPlace::kApart};
-  const Piece& mine = shards_.piece_of(parameter);
-  for (int r = 0; r < shards_.world_size(); ++r) {
-    const Piece theirs = shards_.piece_of(parameter, r);
-    const bool is_own = r == shards_.rank();
-    buffers.send.push_back(is_own ? at::Tensor() : bytes_of(flat, mine.parameter_offset, mine.numel));
-    buffers.receive.push_back(is_own ? at::Tensor() : bytes_of(flat, theirs.parameter_offset, theirs.numel));
-  }
   constexpr int kWhats = 16;
-  communicator_.exchange({OperationKind::kOther, step_, parameter * kWhats + what}, std::move(buffers))->wait();
+  const auto piece_of_rank = [&](int r) {
+    const Piece piece = shards_.piece_of(parameter, r);
+    return bytes_of(flat, piece.parameter_offset, piece.numel);
+  };
+  start(
+      {OperationKind::kOther, step_, parameter * kWhats + what}, flat.device(),
+      [&](int /*r*/) { return piece_of_rank(shards_.rank()); }, piece_of_rank)
+      ->wait();
 }
 
 }  // namespace pannier

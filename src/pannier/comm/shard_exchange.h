@@ -39,6 +39,10 @@ class ShardExchange {
   static constexpr int kGradient = 15;
 
  private:
+  template <class Send, class Receive>
+  [[nodiscard]] std::unique_ptr<PendingExchange> start(const Label& label, at::Device device, const Send& send,
+                                                       const Receive& receive);
+
   const ShardLayout& shards_;
   Communicator& communicator_;
   std::uint32_t step_ = 0;

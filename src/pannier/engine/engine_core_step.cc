@@ -217,6 +217,7 @@ void EngineCore::skip_step(const Verdict& verdict) {
 // updated by different rules.
 void EngineCore::finish_window(const std::vector<kernels::Hyperparameters>& groups) {
   if (communicator_->world_size() == 1) {
+    edited_.clear();
     parts_->reducer->finish_window();
     return;
   }
