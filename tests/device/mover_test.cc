@@ -2,9 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <chrono>
 #include <future>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 
 #include "pannier/base/error.h"
 #include "tests/device/watched_device.h"
@@ -47,6 +50,39 @@ TEST_F(MoverTest, CopiesRunsInOrderInPieces) {
     expected.emplace_back(&bytes_.to[begin], nbytes);
   }
   EXPECT_EQ(seen, expected);
+}
+
+TEST_F(MoverTest, CountsWhatItCarriedAndForHowLong) {
+  Mover mover(device_, Queue::kUp, {.piece_nbytes = 16});
+  EXPECT_EQ(mover.work_done().nbytes, 0.0);
+  EXPECT_EQ(mover.work_done().busy_s, 0.0);
+  mover.push({bytes_.run(0, 40)}, {})->wait_done();
+  mover.push({bytes_.run(40, 60)}, {})->wait_done();
+  mover.close();
+  const MoverWork work = mover.work_done();
+  EXPECT_EQ(work.nbytes, 100.0);
+  EXPECT_GT(work.busy_s, 0.0);
+  EXPECT_EQ(mover.work_done().busy_s, work.busy_s);  // Nothing is on its way.
+}
+
+TEST_F(MoverTest, AHeldMoverIssuesNothingUntilItMayGoOn) {
+  std::atomic<int> num_copies{0};
+  device_.before_copy = [&](Queue, void*, std::size_t) { ++num_copies; };
+  Mover mover(device_, Queue::kUp, {});
+  mover.hold(std::chrono::hours(1));
+  const TransferPtr transfer = mover.push({bytes_.run(0, 100)}, {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(num_copies, 0);
+  EXPECT_FALSE(transfer->is_issued());
+  mover.go_on();
+  transfer->wait_done();
+  EXPECT_TRUE(transfer->is_issued());
+  mover.hold(std::chrono::microseconds(100));  // Goes on by itself.
+  mover.push({bytes_.run(0, 100)}, {})->wait_done();
+  mover.hold(std::chrono::hours(1));
+  const TransferPtr last = mover.push({bytes_.run(0, 100)}, {});
+  mover.close();  // So does one that ends.
+  EXPECT_TRUE(last->is_done());
 }
 
 TEST_F(MoverTest, ATransferOfNothingIsDoneInItsTurn) {

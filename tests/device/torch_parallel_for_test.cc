@@ -1,9 +1,12 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "pannier/device/compute.h"
 
@@ -29,6 +32,39 @@ TEST(TorchParallelFor, PassesAnExceptionOn) {
   EXPECT_THROW(
       torch_parallel_for()(2, 1, [](std::int64_t, std::int64_t) { throw std::runtime_error("from a worker"); }),
       std::runtime_error);
+}
+
+TEST(TorchParallelFor, KeepsToFewerThreadsAndCoversEverything) {
+  at::set_num_threads(4);
+  for (const int most : {1, 2, 3, 100}) {
+    for (const std::int64_t count : {0, 1, 7, 1000}) {
+      std::mutex mutex;
+      std::set<std::thread::id> threads;
+      std::vector<int> seen(static_cast<std::size_t>(count));
+      torch_parallel_for(most)(count, 3, [&](std::int64_t begin, std::int64_t end) {
+        const std::lock_guard lock(mutex);
+        threads.insert(std::this_thread::get_id());
+        EXPECT_LE(end - begin, 3);
+        for (std::int64_t i = begin; i < end; ++i) {
+          ++seen[static_cast<std::size_t>(i)];
+        }
+      });
+      EXPECT_EQ(seen, std::vector<int>(static_cast<std::size_t>(count), 1));
+      EXPECT_LE(threads.size(), static_cast<std::size_t>(std::min(most, 4)));
+    }
+  }
+}
+
+TEST(TorchParallelFor, ATeamThatFailsEndsAndPassesTheErrorOn) {
+  at::set_num_threads(2);
+  std::atomic<int> num_pieces{0};
+  EXPECT_THROW(torch_parallel_for(2)(1'000'000, 1,
+                                     [&](std::int64_t, std::int64_t) {
+                                       ++num_pieces;
+                                       throw std::runtime_error("from a worker");
+                                     }),
+               std::runtime_error);
+  EXPECT_LE(num_pieces, 2);
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ TEST(CachedRates, MeasureAnewWhatIsDamagedForeignOrOld) {
   };
   for (const std::string& bad :
        {std::string(), std::string("{"), std::string("null"), std::string("[1]"), good.substr(0, good.size() / 2),
-        with("pannier-hardware", "other"), with("\"version\": 1", "\"version\": 0"), with("A CPU", "B CPU"),
+        with("pannier-hardware", "other"), with("\"version\": 2", "\"version\": 0"), with("A CPU", "B CPU"),
         with("\"up\": 55000000000.0", "\"up\": -1"), with("\"up\": 55000000000.0", "\"up\": \"fast\""),
         with("\"up\": 55000000000.0", "\"up\": 0"), with("\"up\": 55000000000.0", "\"up\": 1e300"),
         with("\"rates\"", "\"rated\""), std::string(100000, ' ') + good, std::string("\xff\xfe\0{", 4)}) {

@@ -96,6 +96,25 @@ TEST_P(TidePilotTest, WithoutABudgetThePeakIsTheModels) {
   expect_states(5.0F);
 }
 
+TEST_P(TidePilotTest, SaysWhenForwardComesToThePeakBeforeItWaitsForRoom) {
+  build(std::nullopt);
+  int num_calls = 0;
+  std::size_t live = 0;
+  pilot_->on_peak([&] {
+    ++num_calls;
+    live = tide_.live_nbytes();
+  });
+  step(1.0F);
+  EXPECT_EQ(num_calls, 0);  // Where it will be is not known yet.
+  step(1.0F);
+  EXPECT_EQ(num_calls, 1);
+  step(1.0F);
+  EXPECT_EQ(num_calls, 2);
+  EXPECT_EQ(peak_of_step(1.0F), kModelPeak);
+  EXPECT_LE(live, kNumBuckets * kNbytes);
+  expect_states(4.0F);
+}
+
 TEST_P(TidePilotTest, AForwardWithoutTicksKeepsThePeakToo) {
   build(std::nullopt);
   for (int i = 0; i < 5; ++i) {

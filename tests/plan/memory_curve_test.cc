@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
 #include <vector>
 
 namespace pannier {
@@ -30,6 +31,21 @@ TEST(MemoryCurve, SaysWhatTheLastStepTook) {
   EXPECT_EQ(curve.until_end(), 40U);
   curve.tick(3, 40);
   EXPECT_EQ(curve.until_end(), 30U);
+}
+
+TEST(MemoryCurve, SaysWhereThePeakIs) {
+  MemoryCurve curve;
+  curve.tick(0, 0);
+  EXPECT_FALSE(curve.peaks_until_next_tick());  // Nothing is known yet.
+  curve.tick(1, 20);
+  curve.tick(2, 90);
+  curve.tick(3, 40);
+  curve.end_step(30);
+  for (const auto& [key, before, peaks] :
+       {std::tuple(0, 10U, false), std::tuple(1, 20U, true), std::tuple(2, 90U, false), std::tuple(3, 40U, false)}) {
+    curve.tick(key, before);
+    EXPECT_EQ(curve.peaks_until_next_tick(), peaks) << key;
+  }
 }
 
 TEST(MemoryCurve, StaysSmallThroughALongEvaluation) {

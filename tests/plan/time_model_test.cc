@@ -41,6 +41,35 @@ TEST(SolveSplit, SlackOrOverlapHideNearlyAll) {
   EXPECT_LE(solve_split(input).exposed_s, 0.03);
 }
 
+TEST(SolveSplit, WhatComesDownMustBeDownAtThePeak) {
+  SplitInput input = large_model();
+  const SplitPlan late = solve_split(input);
+  input.observation.to_peak_s = 0.112;
+  const SplitPlan early = solve_split(input);
+  EXPECT_LT(early.streamed_share, late.streamed_share);
+  EXPECT_GT(early.exposed_s, late.exposed_s);
+  // 10 x P = D (to the peak + e), e = (1 - x) P / r.
+  const double numel = 1.54e9;
+  const double seconds = (1 - early.streamed_share) * numel / 4.5e9;
+  EXPECT_NEAR(early.exposed_s, seconds, 1e-4);
+  EXPECT_NEAR(10 * early.streamed_share * numel, 55e9 * (0.112 + seconds), 1e7);
+  input.observation.to_peak_s = 1.0;  // No later than the forward ends.
+  EXPECT_NEAR(solve_split(input).exposed_s, late.exposed_s, 1e-6);
+  input.observation.to_peak_s = -1.0;
+  EXPECT_THROW((void)solve_split(input), ConfigError);
+}
+
+TEST(SolveSplit, CountsWhatTheWayDownLosesBesideTheUpdate) {
+  SplitInput input = large_model();
+  input.rates.down_beside_update = 40e9;
+  const SplitPlan plan = solve_split(input);
+  EXPECT_GT(plan.exposed_s, solve_split(large_model()).exposed_s);
+  const double seconds = plan.exposed_s;
+  EXPECT_NEAR(10 * plan.streamed_share * 1.54e9, 40e9 * seconds + 55e9 * 0.138, 2e7);
+  // Where it has all the time in the world the update costs it nothing.
+  EXPECT_DOUBLE_EQ(evaluate_split(input, 0.01).exposed_s, evaluate_split(large_model(), 0.01).exposed_s);
+}
+
 TEST(SolveSplit, CountsTheMemoryThatHostPathAndCopiesShare) {
   SplitInput input = large_model();
   input.rates.dram = 140e9;

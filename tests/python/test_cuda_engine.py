@@ -152,6 +152,6 @@ def test_a_profiler_sees_our_ranges(tmp_path: Any) -> None:
     for _ in range(4):
         step(engine)
     text = path.read_text()
-    for name in ('"forward"', '"backward"', '"states 0"', "to the device", "to the host"):
+    for name in ('"forward"', '"backward"', '"states ', "to the device", "to the host"):
         assert name in text
     engine.destroy()

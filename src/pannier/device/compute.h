@@ -35,15 +35,26 @@ class Compute {
 /// The CPU, on torch's own thread pool (at::parallel_for), so that no second pool fights it.
 class CpuCompute final : public Compute {
  public:
+  /// Updates run on at most so many threads; 0: on all of torch's.
+  explicit CpuCompute(int most_threads = 0) : most_threads_(most_threads) {}
   void update(kernels::Algorithm algorithm, kernels::StateFormat format, const std::vector<kernels::UpdateTask>& tasks,
               const kernels::UpdateControl& control) override;
   void accumulate(float* sum, const void* grad, kernels::GradType type, std::int64_t numel, bool first) override;
   void split_master(const float* master, std::uint16_t* hi, std::int16_t* lo, std::int64_t numel) override;
   void join_master(const std::uint16_t* hi, const std::int16_t* lo, float* master, std::int64_t numel) override;
   void to_fp16(const float* from, std::uint16_t* to, std::int64_t numel) override;
+
+ private:
+  int most_threads_;
 };
 
 /// torch's thread pool as a ParallelFor.
 [[nodiscard]] ParallelFor torch_parallel_for();
+/// The same on at most `most_threads`, each of which takes the next piece of `grain` when it has done its last: one
+/// that is held up, by the work of others on its core, holds up a piece and not a whole share. The threads beyond
+/// sleep, where at::parallel_for has them spin beside the work.
+[[nodiscard]] ParallelFor torch_parallel_for(int most_threads);
+/// How many threads the pool has.
+[[nodiscard]] int torch_num_threads();
 
 }  // namespace pannier

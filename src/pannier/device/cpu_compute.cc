@@ -2,6 +2,11 @@
 #include "pannier/kernels/convert.h"
 
 namespace pannier {
+namespace {
+
+ParallelFor threads_of_update(int most) { return torch_parallel_for(most > 0 ? most : torch_num_threads()); }
+
+}  // namespace
 
 void CpuCompute::update(kernels::Algorithm algorithm, kernels::StateFormat format,
                         const std::vector<kernels::UpdateTask>& tasks, const kernels::UpdateControl& control) {
@@ -9,14 +14,14 @@ void CpuCompute::update(kernels::Algorithm algorithm, kernels::StateFormat forma
     return;
   }
   if (control.grad_factor == nullptr) {
-    kernels::update_all(algorithm, format, tasks, torch_parallel_for());
+    kernels::update_all(algorithm, format, tasks, threads_of_update(most_threads_));
     return;
   }
   std::vector<kernels::UpdateTask> decided = tasks;
   for (auto& task : decided) {
     task.coefficients.grad_factor = *control.grad_factor;
   }
-  kernels::update_all(algorithm, format, decided, torch_parallel_for());
+  kernels::update_all(algorithm, format, decided, threads_of_update(most_threads_));
 }
 
 void CpuCompute::accumulate(float* sum, const void* grad, kernels::GradType type, std::int64_t numel, bool first) {

@@ -6,6 +6,11 @@
 #include "pannier/base/error.h"
 
 namespace pannier {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
 
 void Transfer::wait_for(Stage stage, std::unique_lock<std::mutex>& lock) {
   stage_changed_.wait(lock, [&] { return error_ != nullptr || stage_ >= stage; });
@@ -28,6 +33,11 @@ void Transfer::wait_done() {
 void Transfer::wait_ended() noexcept {
   std::unique_lock lock(stage_mutex_);
   stage_changed_.wait(lock, [&] { return error_ != nullptr || stage_ == Stage::kDone; });
+}
+
+bool Transfer::is_issued() const {
+  const std::lock_guard lock(stage_mutex_);
+  return stage_ != Stage::kPushed;
 }
 
 bool Transfer::is_done() const {
@@ -164,7 +174,8 @@ void Mover::issue(const Job& job) {
   if (!issued) {
     const EventPtr event = device_.record(queue_);
     job.transfer->reach(Transfer::Stage::kIssued, event);
-    in_flight_.push_back({event, job.transfer});
+    note_issued();
+    in_flight_.push_back({event, job.transfer, 0});
   }
 }
 
@@ -173,9 +184,11 @@ void Mover::issue_piece(const CopyRun& piece, const TransferPtr& last_of) {
     retire_oldest();
   }
   delay_();
+  wait_while_held();
   device_.copy(queue_, piece.to, piece.from, piece.nbytes);
   const EventPtr event = device_.record(queue_);
-  in_flight_.push_back({event, last_of});
+  note_issued();
+  in_flight_.push_back({event, last_of, piece.nbytes});
   if (last_of) {
     last_of->reach(Transfer::Stage::kIssued, event);
   }
@@ -192,8 +205,54 @@ void Mover::retire_oldest() {
     }
     throw;
   }
+  note_retired(oldest.nbytes);
   if (oldest.transfer) {
     oldest.transfer->reach(Transfer::Stage::kDone, nullptr);
+  }
+}
+
+void Mover::note_issued() {
+  const std::lock_guard lock(work_mutex_);
+  if (!busy_since_) {
+    busy_since_ = Clock::now();
+  }
+}
+
+void Mover::note_retired(std::size_t nbytes) {
+  const std::lock_guard lock(work_mutex_);
+  const auto now = Clock::now();
+  work_.nbytes += static_cast<double>(nbytes);
+  work_.busy_s += std::chrono::duration<double>(now - *busy_since_).count();
+  busy_since_ = in_flight_.empty() ? std::nullopt : std::optional(now);
+}
+
+MoverWork Mover::work_done() const {
+  const std::lock_guard lock(work_mutex_);
+  MoverWork work = work_;
+  if (busy_since_) {
+    work.busy_s += std::chrono::duration<double>(Clock::now() - *busy_since_).count();
+  }
+  return work;
+}
+
+void Mover::hold(std::chrono::microseconds most) {
+  const std::lock_guard lock(jobs_mutex_);
+  held_until_ = Clock::now() + most;
+}
+
+void Mover::go_on() {
+  {
+    const std::lock_guard lock(jobs_mutex_);
+    held_until_ = {};
+  }
+  jobs_changed_.notify_one();
+}
+
+// A transfer that somebody waits for goes on when the time is over.
+void Mover::wait_while_held() {
+  std::unique_lock lock(jobs_mutex_);
+  while (!closing_ && Clock::now() < held_until_) {
+    jobs_changed_.wait_until(lock, held_until_);
   }
 }
 

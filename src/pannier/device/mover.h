@@ -3,6 +3,7 @@
 // has more than a few pieces in flight. Transfers are done in the order in which they were pushed.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,6 +38,7 @@ class Transfer {
   void wait_done();
   /// The host waits until nothing reads or writes the memory any more, whether the bytes are there or not.
   void wait_ended() noexcept;
+  [[nodiscard]] bool is_issued() const;
   [[nodiscard]] bool is_done() const;
 
  private:
@@ -60,6 +63,12 @@ struct MoverOptions {
   std::uint64_t delay_seed = 0;  ///< Not 0: waits a random while before each piece, to shake races out.
 };
 
+/// What a mover has carried, and in how much time something was on its way.
+struct MoverWork {
+  double nbytes = 0.0;
+  double busy_s = 0.0;
+};
+
 /// Feeds one queue from a thread of its own, which holds raw addresses only. push() is thread-safe. Ends in close().
 class Mover {
  public:
@@ -74,6 +83,12 @@ class Mover {
   TransferPtr push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer = nullptr,
                    const char* what = "transfer", int index = -1);
   [[nodiscard]] Device& device() const noexcept { return device_; }
+  /// Since the start, up to now.
+  [[nodiscard]] MoverWork work_done() const;
+  /// Issues nothing for a while, or until go_on(), so that what others put into the copy engine's queue gets through:
+  /// an engine that always finds a next piece in one queue looks at the others only every few milliseconds.
+  void hold(std::chrono::microseconds most);
+  void go_on();
   /// Finishes what was pushed and ends the thread. Later pushes throw.
   void close() noexcept;
 
@@ -88,18 +103,27 @@ class Mover {
   struct InFlight {
     EventPtr event;
     TransferPtr transfer;  ///< Done with this piece; null for pieces before its last.
+    std::size_t nbytes = 0;
   };
   void work();
   void issue(const Job& job);
   void issue_piece(const CopyRun& piece, const TransferPtr& last_of);
   void retire_oldest();
+  void note_issued();
+  void note_retired(std::size_t nbytes);
 
   Device& device_;
   Queue queue_;
   MoverOptions options_;
   RandomDelay delay_;               ///< Of the thread alone.
   std::deque<InFlight> in_flight_;  ///< Of the thread alone.
-  std::mutex jobs_mutex_;           ///< Guards jobs_ and closing_.
+  void wait_while_held();
+
+  mutable std::mutex work_mutex_;  ///< Guards the next two.
+  MoverWork work_;
+  std::optional<std::chrono::steady_clock::time_point> busy_since_;  ///< Something is in flight, not counted before.
+  std::chrono::steady_clock::time_point held_until_;                 ///< Guarded by jobs_mutex_.
+  std::mutex jobs_mutex_;                                            ///< Guards jobs_ and closing_.
   std::condition_variable jobs_changed_;
   std::deque<Job> jobs_;
   bool closing_ = false;

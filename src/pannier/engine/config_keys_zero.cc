@@ -86,7 +86,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"pannier.trace", kText},
     KeyRow{"pannier.trace_step", kInteger, kSupported, "10"}.from(1),
     KeyRow{"pannier.collective_timeout", kNumber, kSupported, "600"}.above(0),
-    KeyRow{"pannier.threads", kInteger, kUnused, "0"}.from(0).to(4096),
+    KeyRow{"pannier.threads", kInteger, kSupported, "0"}.from(0).to(4096),
 });
 
 constexpr auto kAliases = std::to_array<Alias>({

@@ -102,7 +102,7 @@ struct PannierOptions {
   std::optional<std::string> trace_file = std::nullopt;  ///< One step's trace goes here.
   std::int64_t trace_step = 10;                          ///< That step, counted from 1.
   double collective_timeout_seconds = 600;               ///< A collective that takes longer is an error.
-  int threads = 0;                                       ///< Worker threads per rank; 0: chosen from the machine.
+  int threads = 0;                                       ///< Most threads of the host's update; 0: planned.
 };
 
 }  // namespace pannier

@@ -43,6 +43,7 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.movers.delay_seed = config.pannier.stress_seed;
   options.device_budget = config.pannier.device_memory_nbytes;
   options.overlap_step = config.pannier.overlap_step;
+  options.update_threads = config.pannier.threads;
   return options;
 }
 
@@ -129,9 +130,10 @@ void EngineCore::plan_routes(const PartsOptions& options, const MemoryPlanInput&
   SplitInput input = split_input(plan.shape, parts_->shards->numel(), options.accumulates && !options.sum_in_own_type);
   input.overlap_step = config_.pannier.overlap_step;
   input.micro_batches = batch_.accumulation;
-  route_planner_ = std::make_unique<RoutePlanner>(
-      RoutePlannerParts{*device_, shards_of(plan), *parts_->routes, *parts_->pipeline, *parts_->pilot, input},
-      machine_rates(*device_));
+  route_planner_ =
+      std::make_unique<RoutePlanner>(RoutePlannerParts{*device_, shards_of(plan), *parts_->routes, *parts_->pipeline,
+                                                       *parts_->pilot, *parts_->down, input},
+                                     machine_rates(*device_));
 }
 
 EngineCore::~EngineCore() {

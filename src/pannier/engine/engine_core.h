@@ -174,7 +174,8 @@ class EngineCore {
   void finish_window(const std::vector<kernels::Hyperparameters>& groups);
   void require_all_used();
   void plan_routes(const PartsOptions& options, const MemoryPlanInput& plan);
-  void update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor);
+  void update_on_host(UpdatePipeline::DeviceUpdates& on_device, float grad_factor);
+  void finish_host_updates();
   [[nodiscard]] Verdict update(const std::vector<kernels::Hyperparameters>& groups);
 
   Config config_;

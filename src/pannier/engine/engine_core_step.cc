@@ -10,6 +10,13 @@
 #include "pannier/engine/engine_core.h"
 
 namespace pannier {
+namespace {
+
+// Models look at small values on the device when a forward begins (masks, positions). For so long at most nothing of
+// ours is put ahead of them.
+constexpr std::chrono::microseconds kMostHold{3000};
+
+}  // namespace
 
 bool EngineCore::is_boundary() const noexcept {
   return boundary_.value_or(!config_.managed_gradient_accumulation || micro_in_window_ + 1 >= batch_.accumulation);
@@ -65,6 +72,9 @@ void EngineCore::tick_forward(int unit) {
   require_open();
   tracer_.tick_forward(unit);
   const auto begin = std::chrono::steady_clock::now();
+  if (parts_ && parts_->down) {
+    unit == 0 ? parts_->down->hold(kMostHold) : parts_->down->go_on();
+  }
   if (parts_ && parts_->pilot) {
     parts_->gradients->free_sent(/*wait=*/false);
     parts_->pilot->tick_forward(unit);
@@ -147,9 +157,7 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   auto phase = tracer_.phase("step");
   wait_for_parameters();
   if (parts_->overlap && route_planner_) {
-    if (const HostUpdateTime seen = parts_->overlap->take_time(); seen.numel > 0) {
-      route_planner_->saw_host_update(seen.numel, seen.seconds);
-    }
+    route_planner_->saw_host_update(parts_->overlap->take_time());
   }
   GradientReducer& reducer = *parts_->reducer;
   if (broken_ || reducer.backward_failed()) {
@@ -253,13 +261,18 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
       coefficients[i] = kernels::make_coefficients(algorithm_, group, steps_[i] + 1, 1.0F);
     }
   }
-  parts_->pipeline->update_on_device(coefficients, parts_->judge->control());
+  auto on_device = parts_->pipeline->device_updates(coefficients, parts_->judge->control());
+  parts_->pipeline->issue(on_device, /*wait=*/false);
   auto phase = tracer_.phase("wait for the decision");
   const Verdict verdict = parts_->judge->verdict();
   phase.end();
   grad_norm_ = verdict.decision.norm;
   if (verdict.decision.skip == 0) {
-    update_on_host(coefficients, verdict.decision.grad_factor);
+    update_on_host(on_device, verdict.decision.grad_factor);
+  }
+  parts_->pipeline->issue(on_device, /*wait=*/true);
+  if (verdict.decision.skip == 0) {
+    finish_host_updates();
     parts_->pipeline->publish(coefficients);
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       steps_[i] += coefficients[i] ? 1 : 0;
@@ -271,20 +284,25 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
   return verdict;
 }
 
-void EngineCore::update_on_host(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
+void EngineCore::update_on_host(UpdatePipeline::DeviceUpdates& on_device, float grad_factor) {
   if (parts_->overlap) {
-    parts_->overlap->begin(coefficients, grad_factor);
-    // Other ranks are given what was updated here before step() returns.
-    if (communicator_->world_size() > 1 || (route_planner_ && route_planner_->wants_clean_step())) {
-      parts_->overlap->wait_for_all();
-    }
+    parts_->overlap->begin(on_device.coefficients, grad_factor);
     return;
   }
-  const auto begin = std::chrono::steady_clock::now();
-  const std::int64_t numel = parts_->pipeline->update_on_host(coefficients, grad_factor);
-  if (route_planner_ && numel > 0) {
-    route_planner_->saw_host_update(numel,
-                                    std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  if (route_planner_) {
+    route_planner_->begin_host_update();
+  }
+  const std::int64_t numel = parts_->pipeline->update_on_host(on_device, grad_factor);
+  if (route_planner_) {
+    route_planner_->end_host_update(numel);
+  }
+}
+
+void EngineCore::finish_host_updates() {
+  // Other ranks are given what was updated here before step() returns.
+  const bool is_clean = route_planner_ && route_planner_->wants_clean_step();
+  if (parts_->overlap && (communicator_->world_size() > 1 || is_clean)) {
+    parts_->overlap->wait_for_all();
   }
 }
 

@@ -70,7 +70,9 @@ Json split_json(const RoutePlanner& planner) {
           {"down", planner.rates().down},
           {"up_both", planner.rates().up_both},
           {"dram", planner.rates().dram},
-          {"host_update", planner.rates().host_update}};
+          {"host_update", planner.rates().host_update},
+          {"down_beside_update", planner.rates().down_beside_update},
+          {"to_peak_s", planner.observation().to_peak_s.value_or(0.0)}};
 }
 
 }  // namespace

@@ -14,11 +14,19 @@ namespace pannier {
 namespace {
 
 // A new split must promise this much of a step to be worth the change.
-constexpr double kLeastGain = 0.01;
+constexpr double kLeastGain = 0.004;
+// Until then the rates as they are in training may still be settling.
+constexpr std::int64_t kSettledSteps = 16;
 // A forward that waited for more than this part of its time says nothing about the model.
 constexpr double kMostWait = 0.02;
 // The least time seen counts; it rises slowly, for batches that grow.
 constexpr double kRise = 1.02;
+
+// A way down that was busy for less of the update says nothing about the two together.
+constexpr double kLeastBusy = 0.5;
+
+// Of the probe of host memory: caches grow with cores.
+constexpr std::size_t kCopyNbytesPerThread = std::size_t{32} << 20;
 
 void keep_least(std::optional<double>& value, double seen) { value = value ? std::min(kRise * *value, seen) : seen; }
 
@@ -27,6 +35,12 @@ void keep_least(std::optional<double>& value, double seen) { value = value ? std
 RoutePlanner::RoutePlanner(RoutePlannerParts parts, MeasuredRates rates)
     : parts_(std::move(parts)), origin_(rates.origin) {
   parts_.input.rates = rates.rates;
+  parts_.pilot.on_peak([this] {
+    if (!peak_ && forward_) {
+      peak_ = parts_.device.record_time(Queue::kCompute);
+      waited_to_peak_s_ = waited_s_;
+    }
+  });
 }
 
 double RoutePlanner::streamed_share() const {
@@ -37,9 +51,29 @@ double RoutePlanner::streamed_share() const {
   return static_cast<double>(streamed) / static_cast<double>(std::max<std::int64_t>(1, parts_.input.numel));
 }
 
-void RoutePlanner::saw_host_update(std::int64_t numel, double seconds) {
+void RoutePlanner::begin_host_update() {
+  host_update_begin_ = std::chrono::steady_clock::now();
+  down_before_ = parts_.down.work_done();
+}
+
+void RoutePlanner::end_host_update(std::int64_t numel) {
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - host_update_begin_;
+  saw_host_update({numel, time.count(), work_since(down_before_, parts_.down)});
+}
+
+void RoutePlanner::saw_host_update(const HostUpdateTime& seen) {
+  if (seen.numel == 0) {
+    return;
+  }
   ObservedRates observed;
-  observed.host_update = {static_cast<double>(numel) * parts_.input.update_nbytes / kRatedUpdateNbytes, seconds};
+  const double numel = static_cast<double>(seen.numel) * parts_.input.update_nbytes / kRatedUpdateNbytes;
+  observed.host_update = {numel, seen.seconds};
+  if (seen.down.busy_s > kLeastBusy * seen.seconds) {
+    if (parts_.input.rates.down_beside_update == 0) {
+      parts_.input.rates.host_update = 0;  // That was seen, or probed, without transfers beside it.
+    }
+    observed.down_beside_update = {seen.down.nbytes, seen.down.busy_s};
+  }
   parts_.input.rates = correct(parts_.input.rates, observed);
 }
 
@@ -50,14 +84,20 @@ void RoutePlanner::observe() {
       keep_least(parts_.input.observation.forward_s, forward);
     }
     keep_least(parts_.input.observation.backward_s, parts_.device.seconds_between(backward_, update_));
+    if (peak_) {
+      const double to_peak = parts_.device.seconds_between(forward_, peak_);
+      if (waited_to_peak_s_ < kMostWait * to_peak) {
+        keep_least(parts_.input.observation.to_peak_s, to_peak);
+      }
+    }
   }
-  forward_ = backward_ = update_ = nullptr;
+  forward_ = peak_ = backward_ = update_ = nullptr;
 }
 
 void RoutePlanner::end_step() {
   observe();
   if (++num_steps_ >= next_solve_ && parts_.input.observation.forward_s) {
-    next_solve_ = num_steps_ < 8 ? num_steps_ + 2 : 2 * num_steps_;
+    next_solve_ = num_steps_ < kSettledSteps ? num_steps_ + 2 : 2 * num_steps_;
     solve();
   }
 }
@@ -93,6 +133,8 @@ void RoutePlanner::solve() {
 MeasuredRates machine_rates(Device& device) {
   RateProbes probes;
   probes.parallel_for = torch_parallel_for();
+  probes.copy_nbytes =
+      std::max(probes.copy_nbytes, kCopyNbytesPerThread * static_cast<std::size_t>(torch_num_threads()));
   probes.host_update = [](double most_seconds) {
     return measure_update_rate(torch_parallel_for(), {.most_seconds = most_seconds});
   };

@@ -3,12 +3,16 @@
 // shortest step; buckets then change their route between two steps. No route changes a bit of the weights.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "pannier/device/compute.h"
 #include "pannier/device/device.h"
+#include "pannier/device/mover.h"
+#include "pannier/optim/host_updater.h"
 #include "pannier/optim/tide_pilot.h"
 #include "pannier/optim/update_pipeline.h"
 #include "pannier/plan/rate_correction.h"
@@ -23,6 +27,7 @@ struct RoutePlannerParts {
   UpdateRoutes& routes;
   UpdatePipeline& pipeline;
   TidePilot& pilot;
+  Mover& down;
   SplitInput input;  ///< All but observation, rates, slack and room.
 };
 
@@ -30,10 +35,14 @@ struct RoutePlannerParts {
 class RoutePlanner {
  public:
   RoutePlanner(RoutePlannerParts parts, MeasuredRates rates);
+  ~RoutePlanner() { parts_.pilot.on_peak(nullptr); }
+  RoutePlanner(const RoutePlanner&) = delete;
+  RoutePlanner& operator=(const RoutePlanner&) = delete;
 
   /// Moments of a micro-batch, in the order of the caller's stream.
   void mark_forward() {
     forward_ = parts_.device.record_time(Queue::kCompute);
+    peak_ = nullptr;
     waited_s_ = 0;
   }
   void mark_backward() { backward_ = parts_.device.record_time(Queue::kCompute); }
@@ -42,8 +51,12 @@ class RoutePlanner {
   void saw_wait(double seconds) noexcept { waited_s_ += seconds; }
   /// Whether a forward without waits is still to be seen: steps should not overlap until then.
   [[nodiscard]] bool wants_clean_step() const noexcept { return num_steps_ < kCleanSteps; }
-  /// The host updated `numel` parameters in `seconds`.
-  void saw_host_update(std::int64_t numel, double seconds);
+  /// The host's update begins on the calling thread.
+  void begin_host_update();
+  /// It has ended, after `numel` parameters.
+  void end_host_update(std::int64_t numel);
+  /// The host has updated in a thread of its own.
+  void saw_host_update(const HostUpdateTime& seen);
   /// A step has ended, and the device is past its gradients. After a few steps, and then ever more rarely, solves the
   /// split anew.
   void end_step();
@@ -68,7 +81,10 @@ class RoutePlanner {
   RoutePlannerParts parts_;
   RateOrigin origin_;
   SplitPlan split_;
-  EventPtr forward_, backward_, update_;
+  EventPtr forward_, peak_, backward_, update_;
+  std::chrono::steady_clock::time_point host_update_begin_;
+  MoverWork down_before_;
+  double waited_to_peak_s_ = 0;
   std::int64_t num_steps_ = 0;
   std::int64_t next_solve_ = kCleanSteps;
   double waited_s_ = 0;  ///< In this forward.

@@ -29,7 +29,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "pannier-hardware";
 // Raised when the meaning of a rate or the way it is measured changes.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::uintmax_t kMostFileBytes = 64 << 10;
 // No machine does more: such a number was not measured.
 constexpr double kMostRate = 1e16;

@@ -9,7 +9,11 @@
 namespace pannier {
 
 HostUpdater::HostUpdater(Mover& up, int num_buckets, const HostUpdaterOptions& options)
-    : up_(up), options_(options), delay_(options.delay_seed), sent_(static_cast<std::size_t>(num_buckets)) {
+    : up_(up),
+      options_(options),
+      compute_(options.most_threads),
+      delay_(options.delay_seed),
+      sent_(static_cast<std::size_t>(num_buckets)) {
   thread_ = std::thread([this] { work(); });
 }
 
@@ -89,6 +93,7 @@ void HostUpdater::run(const BucketUpdate& update) {
   delay_();
   const std::uint32_t skip = 0;
   auto span = up_.device().trace().host(TraceRow::kHostUpdates, {.what = "update", .index = update.bucket});
+  const MoverWork before = options_.down == nullptr ? MoverWork{} : options_.down->work_done();
   const auto begin = std::chrono::steady_clock::now();
   compute_.update(options_.algorithm, options_.format, update.tasks, {&grad_factor_, &skip});
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
@@ -99,6 +104,11 @@ void HostUpdater::run(const BucketUpdate& update) {
     sent_[static_cast<std::size_t>(update.bucket)] = std::move(sent);
     time_.numel += update.numel();
     time_.seconds += time.count();
+    if (options_.down != nullptr) {
+      const MoverWork down = work_since(before, *options_.down);
+      time_.down.nbytes += down.nbytes;
+      time_.down.busy_s += down.busy_s;
+    }
     updates_.pop_front();
   }
   changed_.notify_all();

@@ -19,17 +19,26 @@
 
 namespace pannier {
 
-/// How many elements were updated in which time, transfers not counted.
+/// How many elements were updated in which time, and what the way down carried beside it.
 struct HostUpdateTime {
   std::int64_t numel = 0;
   double seconds = 0.0;
+  MoverWork down{};
 };
+
+/// What `mover` carried since it had carried `before`.
+[[nodiscard]] inline MoverWork work_since(const MoverWork& before, const Mover& mover) {
+  const MoverWork now = mover.work_done();
+  return {now.nbytes - before.nbytes, now.busy_s - before.busy_s};
+}
 
 /// How to run them.
 struct HostUpdaterOptions {
   kernels::Algorithm algorithm = kernels::Algorithm::kAdamW;
   kernels::StateFormat format = kernels::StateFormat::kFp32;
   std::uint64_t delay_seed = 0;  ///< Not 0: sleeps a random while before each bucket, to shake races out.
+  int most_threads = 0;          ///< 0: all of torch's.
+  const Mover* down = nullptr;   ///< Watched while updates run; null: none is.
 };
 
 /// Runs updates on a thread of its own, on torch's parallel_for. Its calls come from one thread. The first error is

@@ -31,10 +31,20 @@ std::size_t TidePilot::room_nbytes() const { return curve_.is_known() ? saturati
 
 void TidePilot::tick(std::int64_t key) {
   curve_.tick(key, device_.take_peak());
+  make_way();
+}
+
+void TidePilot::make_way() {
   tide_.shrink_to(saturating_sub(budget(), curve_.until_next_tick()), /*wait=*/true, /*also_raised=*/true);
 }
 
-void TidePilot::tick_forward(int unit) { tick(unit); }
+void TidePilot::tick_forward(int unit) {
+  curve_.tick(unit, device_.take_peak());
+  if (on_peak_ && curve_.peaks_until_next_tick()) {
+    on_peak_();
+  }
+  make_way();
+}
 
 void TidePilot::tick_backward(int bucket) {
   tick(kBackwardKey + bucket);

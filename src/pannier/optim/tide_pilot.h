@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -24,6 +25,8 @@ class TidePilot {
   TidePilot(const TidePilot&) = delete;
   TidePilot& operator=(const TidePilot&) = delete;
 
+  /// Is called in a forward's tick before the step's peak, ahead of any wait for room.
+  void on_peak(std::function<void()> call) { on_peak_ = std::move(call); }
   /// The model is about to run `unit`. Waits until the room is free that it needs.
   void tick_forward(int unit);
   /// A backward begins; in the window's last one states may go up.
@@ -43,6 +46,7 @@ class TidePilot {
  private:
   [[nodiscard]] std::size_t budget() const;
   void tick(std::int64_t key);
+  void make_way();
   void raise_while_room();
   [[nodiscard]] bool try_raise(int bucket);
   void make_room(int bucket);
@@ -52,6 +56,7 @@ class TidePilot {
   const UpdateRoutes& routes_;
   std::optional<std::size_t> budget_;
   MemoryCurve curve_;
+  std::function<void()> on_peak_;
   bool may_raise_ = false;
   /// In a step like the last one all room was made before it is needed; in another the tide gives way.
   std::unique_ptr<Subscription> when_short_;

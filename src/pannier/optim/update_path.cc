@@ -32,8 +32,8 @@ class DevicePath final : public UpdatePath {
 
 class HostPath final : public UpdatePath {
  public:
-  HostPath(Device& device, std::function<at::Tensor(int)> shard, Mover& up)
-      : device_(device), shard_(std::move(shard)), up_(up) {}
+  HostPath(Device& device, std::function<at::Tensor(int)> shard, Mover& up, int most_threads)
+      : device_(device), shard_(std::move(shard)), up_(up), compute_(most_threads) {}
   [[nodiscard]] Compute& compute() override { return compute_; }
 
   [[nodiscard]] CopyRun way_to_model(int bucket, const StateView& view) const override {
@@ -83,8 +83,9 @@ std::int64_t BucketUpdate::numel() const {
 }
 
 std::unique_ptr<UpdatePath> make_device_path(Device& device) { return std::make_unique<DevicePath>(device); }
-std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard, Mover& up) {
-  return std::make_unique<HostPath>(device, std::move(shard), up);
+std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard, Mover& up,
+                                           int most_threads) {
+  return std::make_unique<HostPath>(device, std::move(shard), up, most_threads);
 }
 
 }  // namespace pannier

@@ -51,8 +51,9 @@ class UpdatePath {
 };
 
 [[nodiscard]] std::unique_ptr<UpdatePath> make_device_path(Device& device);
-/// `shard(b)` is this rank's part of bucket b's flat parameter tensor. `up` must outlive the path.
+/// `shard(b)` is this rank's part of bucket b's flat parameter tensor. `up` must outlive the path. Its updates
+/// run on at most `most_threads`; 0: all of torch's.
 [[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard,
-                                                         Mover& up);
+                                                         Mover& up, int most_threads = 0);
 
 }  // namespace pannier

@@ -165,22 +165,28 @@ void UpdatePipeline::drop_gradients(int bucket, const Coefficients& coefficients
 }
 
 // Buckets are in backward order; the next forward needs the last one first.
-void UpdatePipeline::update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control) {
-  for (int b = num_buckets() - 1; b >= 0; --b) {
-    if (parts_.routes.route(b) != UpdateRoute::kHost) {
-      const auto span = parts_.device.trace().queued(Queue::kCompute, {.what = "update", .index = b});
-      update_bucket(b, coefficients, control);
+void UpdatePipeline::issue(DeviceUpdates& updates, bool wait) {
+  for (; updates.next >= 0; --updates.next) {
+    const int b = updates.next;
+    if (parts_.routes.route(b) == UpdateRoute::kHost) {
+      continue;
     }
+    if (!wait && !parts_.routes.update_way(b).states->is_ready(b)) {
+      return;
+    }
+    const auto span = parts_.device.trace().queued(Queue::kCompute, {.what = "update", .index = b});
+    update_bucket(b, updates.coefficients, updates.control);
   }
 }
 
-std::int64_t UpdatePipeline::update_on_host(const Coefficients& coefficients, float grad_factor) {
+std::int64_t UpdatePipeline::update_on_host(DeviceUpdates& updates, float grad_factor) {
   std::int64_t numel = 0;
   const std::uint32_t skip = 0;
   for (int b = num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) == UpdateRoute::kHost) {
       const auto span = parts_.device.trace().host(TraceRow::kHostUpdates, {.what = "update", .index = b});
-      numel += update_bucket(b, coefficients, {&grad_factor, &skip});
+      numel += update_bucket(b, updates.coefficients, {&grad_factor, &skip});
+      issue(updates, /*wait=*/false);
     }
   }
   return numel;

@@ -47,11 +47,21 @@ class UpdatePipeline {
   /// Constants of each parameter's update; empty: it is not updated.
   using Coefficients = std::vector<std::optional<kernels::UpdateCoefficients>>;
 
-  /// Updates what is updated on the device, without waiting for what the device has yet to decide: factor and skip are
-  /// read from `control`, which points to device memory.
-  void update_on_device(const Coefficients& coefficients, const kernels::UpdateControl& control);
-  /// Updates what is updated on the host with a gradient factor that is known. Returns how many elements that were.
-  std::int64_t update_on_host(const Coefficients& coefficients, float grad_factor);
+  /// The buckets that the device updates, in the order in which the next forward needs them, and which of them is next.
+  struct DeviceUpdates {
+    const Coefficients& coefficients;
+    kernels::UpdateControl control;  ///< Points to device memory: factor and skip may be undecided yet.
+    int next = 0;                    ///< Buckets count down.
+  };
+  [[nodiscard]] DeviceUpdates device_updates(const Coefficients& coefficients, const kernels::UpdateControl& control) {
+    return {coefficients, control, num_buckets() - 1};
+  }
+  /// Issues updates on the device; without `wait` as long as the next bucket's state is there, so that the host does
+  /// not wait for a transfer.
+  void issue(DeviceUpdates& updates, bool wait);
+  /// Updates what is updated on the host with a gradient factor that is known, and in between issues what the device
+  /// has come to be ready for. Returns how many elements that were.
+  std::int64_t update_on_host(DeviceUpdates& updates, float grad_factor);
   /// What update_on_host() does for one bucket that is updated on the host, down to addresses, for another thread to
   /// run. The host has waited for its gradients, and its state is lent until the lease ends. Empty: nothing is updated.
   struct Prepared {

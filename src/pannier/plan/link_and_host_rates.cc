@@ -14,6 +14,7 @@ void LinkAndHostRates::validate() const {
                                    {"down", down},
                                    {"up_both", up_both},
                                    {"down_both", down_both},
+                                   {"down_beside_update", down_beside_update},
                                    {"dram", dram},
                                    {"host_update", host_update},
                                    {"device_copy", device_copy}}) {

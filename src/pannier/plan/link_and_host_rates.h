@@ -11,11 +11,12 @@ inline constexpr double kRatedUpdateNbytes = 26;
 
 /// What a machine can do. A rate of 0 is not known: what uses it counts as taking no time.
 struct LinkAndHostRates {
-  double up = 0.0;           ///< Bytes per second, host to device, when only that way is busy.
-  double down = 0.0;         ///< Device to host, likewise.
-  double up_both = 0.0;      ///< Host to device while both ways are busy; 0: as `up`.
-  double down_both = 0.0;    ///< Device to host while both ways are busy; 0: as `down`.
-  double dram = 0.0;         ///< Bytes per second of host memory, read and written together.
+  double up = 0.0;                  ///< Bytes per second, host to device, when only that way is busy.
+  double down = 0.0;                ///< Device to host, likewise.
+  double up_both = 0.0;             ///< Host to device while both ways are busy; 0: as `up`.
+  double down_both = 0.0;           ///< Device to host while both ways are busy; 0: as `down`.
+  double down_beside_update = 0.0;  ///< Device to host while the host updates; 0: as `down`. Only ever observed.
+  double dram = 0.0;                ///< Bytes per second of host memory, read and written together.
   double host_update = 0.0;  ///< Parameters per second of the host's update with all cores, at kRatedUpdateNbytes each.
   double device_copy = 0.0;  ///< Bytes per second of device memory, read and written together.
   void validate() const;     ///< Throws ConfigError for a rate that is negative or not finite.

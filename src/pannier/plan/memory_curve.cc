@@ -55,6 +55,10 @@ std::size_t MemoryCurve::until_next_tick() const {
   return is_like_last() ? known_[seen_.size() - 1].peak_nbytes : overall();
 }
 
+bool MemoryCurve::peaks_until_next_tick() const {
+  return is_like_last() && until_next_tick() + known_overall_ / 50 >= known_overall_;
+}
+
 std::size_t MemoryCurve::until_end() const { return is_like_last() ? known_rest_[seen_.size() - 1] : overall(); }
 
 }  // namespace pannier

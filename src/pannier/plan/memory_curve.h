@@ -22,6 +22,8 @@ class MemoryCurve {
   [[nodiscard]] std::size_t until_next_tick() const;
   /// The most that is expected from the last tick to the end of the step.
   [[nodiscard]] std::size_t until_end() const;
+  /// Whether the last tick began an interval of which the step's peak is expected.
+  [[nodiscard]] bool peaks_until_next_tick() const;
   /// The most of a whole step: of the last one, or of this one so far where that is more.
   [[nodiscard]] std::size_t overall() const;
   /// What the last interval of the last step took, which is that of the update.

@@ -24,6 +24,7 @@ LinkAndHostRates correct(const LinkAndHostRates& rates, const ObservedRates& obs
           .down = corrected(rates.down, observed.down),
           .up_both = corrected(rates.up_both, observed.up_both),
           .down_both = corrected(rates.down_both, observed.down_both),
+          .down_beside_update = corrected(rates.down_beside_update, observed.down_beside_update),
           .dram = corrected(rates.dram, observed.dram),
           .host_update = corrected(rates.host_update, observed.host_update),
           .device_copy = corrected(rates.device_copy, observed.device_copy)};

@@ -17,6 +17,7 @@ struct ObservedRates {
   ObservedWork down{};
   ObservedWork up_both{};
   ObservedWork down_both{};
+  ObservedWork down_beside_update{};
   ObservedWork dram{};
   ObservedWork host_update{};
   ObservedWork device_copy{};

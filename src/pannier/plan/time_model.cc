@@ -93,11 +93,27 @@ struct Bounds {
   double device_update = 0.0;
 };
 
+// From the update on, while the host updates the first `host_s`; after that the link is as fast as alone.
+double down_seconds(const LinkAndHostRates& rates, double nbytes, double host_s) {
+  const double beside = rates.down_beside_update > 0.0 ? rates.down_beside_update : rates.down;
+  if (rates.down <= 0.0) {
+    return 0.0;
+  }
+  return nbytes <= beside * host_s ? nbytes / beside : host_s + (nbytes - beside * host_s) / rates.down;
+}
+
+// Seconds of the next forward in which streamed states may still come down. A parameter that the host updates is needed
+// by its unit, so the last ones are about then: what comes after all units is the loss, where memory peaks.
+double seconds_to_peak(const StepObservation& observation) {
+  const double forward_s = observation.forward_s.value_or(0.0);
+  return std::min(forward_s, observation.to_peak_s.value_or(forward_s));
+}
+
 // Predicts one share; says what is needed and bounded, and leaves windows to the caller, who knows what is exposed.
 Bounds bounds_of(const SplitInput& input, const Traffic& t, SplitTimes& times) {
   const LinkAndHostRates& rates = input.rates;
-  const double forward_s = input.observation.forward_s.value_or(0.0);
-  const double hidden_s = input.overlap_step ? forward_s : 0.0;  // Of the host path.
+  const double to_peak_s = seconds_to_peak(input.observation);
+  const double hidden_s = input.overlap_step ? to_peak_s : 0.0;  // Of the host path.
   const LeftOver left = after_backward(t, rates, input.observation.backward_s.value_or(0.0));
   const double up_both = rates.up_both > 0.0 ? rates.up_both : rates.up;
   const double down_both = rates.down_both > 0.0 ? rates.down_both : rates.down;
@@ -107,19 +123,19 @@ Bounds bounds_of(const SplitInput& input, const Traffic& t, SplitTimes& times) {
   const double slowed_s =
       down_bytes > 0.0 && rates.down > 0.0 ? up_s * std::max(0.0, 1.0 - down_both / rates.down) : 0.0;
   times.link_up.needed_s = seconds_of(t.travel + t.params, rates.up);
-  times.link_down.needed_s = seconds_of(down_bytes, rates.down) + slowed_s;
   times.cores.needed_s = seconds_of(t.host_numel * input.update_nbytes / kRatedUpdateNbytes, rates.host_update);
+  times.link_down.needed_s = down_seconds(rates, down_bytes, times.cores.needed_s) + slowed_s;
   times.device_update.needed_s = seconds_of(input.update_nbytes * t.streamed_numel, rates.device_copy);
   times.dram.needed_s = seconds_of(t.host_dram + t.dram_per_byte * (left.up + down_bytes), rates.dram);
   Bounds bounds{.link_up = std::max(seconds_of(left.up, up_both), up_s - hidden_s),
-                .link_down = times.link_down.needed_s - forward_s,
-                .dram = times.dram.needed_s - forward_s,
+                .link_down = times.link_down.needed_s - to_peak_s,
+                .dram = times.dram.needed_s - to_peak_s,
                 .cores = times.cores.needed_s - hidden_s,
                 .device_update = times.device_update.needed_s};
   if (!input.overlap_step && rates.dram > 0.0) {
     // The host path and what comes down beside it share the memory; the forward takes what the link can carry in it.
     const double in_forward =
-        carried(std::min(or_endless(rates.down), or_endless(rates.dram / t.dram_per_byte)), forward_s);
+        carried(std::min(or_endless(rates.down), or_endless(rates.dram / t.dram_per_byte)), to_peak_s);
     const double beside = left.up + std::max(0.0, down_bytes - in_forward);
     bounds.dram = seconds_of(t.host_dram + t.dram_per_byte * beside, rates.dram);
   }
@@ -163,10 +179,10 @@ SplitPlan evaluate(const SplitInput& input, double streamed_share) {
   plan.exposed_s = std::max({0.0, bounds.link_up, bounds.link_down, bounds.dram, bounds.cores, bounds.device_update});
   const double forward_s = input.observation.forward_s.value_or(0.0);
   const double backward_s = input.observation.backward_s.value_or(0.0);
-  const double next_s = input.overlap_step ? forward_s : 0.0;
+  const double next_s = input.overlap_step ? seconds_to_peak(input.observation) : 0.0;
   plan.times.link_up.window_s = backward_s + plan.exposed_s + next_s;
-  plan.times.link_down.window_s = plan.exposed_s + forward_s;
-  plan.times.dram.window_s = plan.exposed_s + forward_s;
+  plan.times.link_down.window_s = plan.exposed_s + seconds_to_peak(input.observation);
+  plan.times.dram.window_s = plan.times.link_down.window_s;
   plan.times.cores.window_s = plan.exposed_s + next_s;
   plan.times.device_update.window_s = plan.exposed_s;
   plan.predicted_step_s = static_cast<double>(input.micro_batches) * (forward_s + backward_s) + plan.exposed_s;
@@ -213,7 +229,8 @@ void SplitInput::validate() const {
                                     {"streamed_dram_nbytes", streamed_dram_nbytes},
                                     {"update_nbytes", update_nbytes},
                                     {"forward_s", observation.forward_s.value_or(0.0)},
-                                    {"backward_s", observation.backward_s.value_or(0.0)}}) {
+                                    {"backward_s", observation.backward_s.value_or(0.0)},
+                                    {"to_peak_s", observation.to_peak_s.value_or(0.0)}}) {
     require(is_amount(value), name, value);
   }
   rates.validate();

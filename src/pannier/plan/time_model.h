@@ -20,6 +20,7 @@ namespace pannier {
 struct StepObservation {
   std::optional<double> forward_s{};
   std::optional<double> backward_s{};
+  std::optional<double> to_peak_s{};  ///< From the start of a forward to the peak of memory; empty: all of it.
 };
 
 /// What the split is computed from: the shard's parameters whose states do not rest on the device.

@@ -64,6 +64,8 @@ class StateStore {
   [[nodiscard]] virtual Home home() const noexcept = 0;
   /// Makes a bucket's state addressable. A bucket is leased once at a time; throws InternalError otherwise.
   [[nodiscard]] Lease lease(int bucket);
+  /// Whether a lease would be given without waiting.
+  [[nodiscard]] virtual bool is_ready(int /*bucket*/) const { return true; }
 
  protected:
   [[nodiscard]] virtual StateView acquire(int bucket) = 0;

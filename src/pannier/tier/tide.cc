@@ -58,6 +58,12 @@ bool Tide::is_up(int bucket) const {
   return slots_.at(static_cast<std::size_t>(bucket)).buffer.defined();
 }
 
+bool Tide::is_ready(int bucket) const {
+  const std::lock_guard lock(mutex_);
+  const Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
+  return slot.buffer.defined() && (!slot.up || slot.up->is_issued());
+}
+
 void Tide::raise(int bucket) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_.at(static_cast<std::size_t>(bucket));

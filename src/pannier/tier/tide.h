@@ -40,6 +40,8 @@ class Tide final : public StateStore {
 
   /// Called before a lease of a bucket that is not on the device: makes room for it.
   void before_lease(std::function<void(int)> make_room) { make_room_ = std::move(make_room); }
+  /// Whether the bucket's way up has been issued: the host need not wait for it, only the device.
+  [[nodiscard]] bool is_ready(int bucket) const override;
   /// Starts a bucket's way up, where it is not on the device yet. Throws torch's out-of-memory error.
   void raise(int bucket);
   /// Whether the bucket has a buffer on the device, on its way up or down or at rest there.

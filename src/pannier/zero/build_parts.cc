@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -49,6 +50,17 @@ GradientStoreOptions store_options(const PartsOptions& options, int world_size) 
   return {kernels::GradType::kFp32, options.accumulates, false};
 }
 
+// A mover that gets a core late leaves the link idle, so the update leaves each one, and one to the caller's thread
+// where that runs the next forward meanwhile. Without a device's queues nothing moves beside the update.
+int update_threads(const PartsOptions& options, const Device& device) {
+  if (options.update_threads > 0 || device.torch_device().is_cpu()) {
+    return options.update_threads;
+  }
+  const int all = torch_num_threads();
+  const int others = options.overlap_step ? 3 : 2;
+  return std::max(1, all - std::min(others, all / 4));
+}
+
 // Memory that can't be registered still works; transfers then wait for the host, and the user should know why.
 void register_host(Device& device, std::span<std::byte> memory, const char* what, Parts& parts) {
   std::string reason;
@@ -71,7 +83,7 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
   register_host(device, parts.host_gradients->bytes(), "gradients", parts);
   parts.tide = std::make_unique<Tide>(TideParts{device, *parts.host_states, *parts.up, *parts.down, shape,
                                                 parts.shards->numels(), own_parameters(parts)});
-  parts.host_path = make_host_path(device, own_parameters(parts), *parts.up);
+  parts.host_path = make_host_path(device, own_parameters(parts), *parts.up, update_threads(options, device));
   parts.gradients = make_routed_gradients(
       *parts.device_gradients, *parts.host_gradients, *parts.layout,
       [routes = parts.routes.get()](int bucket) { return routes->route(bucket) == UpdateRoute::kHost; });
@@ -170,7 +182,8 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   if (parts.tide && options.overlap_step) {
     parts.overlap = std::make_unique<StepOverlap>(
         StepOverlapParts{device, *parts.layout, *parts.parameters, *parts.pipeline, *parts.routes, *parts.up},
-        HostUpdaterOptions{options.algorithm, state_format_of(options.dtype), options.movers.delay_seed});
+        HostUpdaterOptions{options.algorithm, state_format_of(options.dtype), options.movers.delay_seed,
+                           update_threads(options, device), parts.down.get()});
   }
   return parts;
 }

@@ -36,6 +36,7 @@ struct PartsOptions {
   std::optional<std::size_t> device_budget;  ///< What the device may hold in all; empty: what the model itself takes.
   MoverOptions movers;
   bool overlap_step = false;  ///< Host updates run beside the next forward.
+  int update_threads = 0;     ///< Of the host's update; 0: all that need not be left to transfers.
 };
 
 /// The parts, in order of dependence. Those that a home does not need are null.
