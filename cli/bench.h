@@ -7,6 +7,7 @@
 namespace pannier::cli {
 
 void add_bench_link(CLI::App& bench);
+void add_bench_nvme(CLI::App& bench);
 void add_bench_step(CLI::App& bench);
 void add_bench_update(CLI::App& bench);
 

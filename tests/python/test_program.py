@@ -176,6 +176,29 @@ def test_doctor_and_bench() -> None:
     assert re.search(r"states on the host: .*\d % of the speed\n  host to device +[\d.]+ \w+ a step", text), text
 
 
+@pytest.mark.parametrize("arguments", [(), ("--threads",)])
+def test_bench_of_a_disk(arguments: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+    text = run("bench", "nvme", tmp_path, "--mebibytes", "4", "--seconds", "0.01", "--repeats", "1", *arguments).stdout
+    assert len(re.findall(r"^(?:read|write|read and write) +[\d.]+ GB/s, .*fio", text, re.MULTILINE)) == 3, text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_looks_at_a_disk(tmp_path: pathlib.Path) -> None:
+    text = run("doctor", "--nvme", tmp_path).stdout
+    assert re.search(r"nvme path +\S+, \w+, [\d.]+ \w+ of [\d.]+ \w+ free", text), text
+    assert re.search(r"wear +up to [\d.]+ TB written a day", text), text
+    assert list(tmp_path.iterdir()) == []
+    memory = run("doctor", "--nvme", "/dev/shm").stdout
+    assert re.search(r"-> .*/dev/shm.*memory", memory), memory
+
+
+@pytest.mark.parametrize("command", [("doctor", "--nvme"), ("bench", "nvme")])
+def test_a_disk_that_is_not_there(command: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "missing", tmp_path / "file"):
+        assert str(path) in run(*command, path, code=1).stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
