@@ -52,7 +52,10 @@ class UpdatePath {
 
 [[nodiscard]] std::unique_ptr<UpdatePath> make_device_path(Device& device);
 /// `shard(b)` is this rank's part of bucket b's flat parameter tensor. `up` must outlive the path.
+/// Parameters that `rests_in_host_memory` stay where the update leaves them; nothing then travels up, and fetch() takes
+/// the model's values only while the bucket is whole.
 [[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard,
-                                                         Mover& up);
+                                                         Mover& up, std::function<bool(int)> rests_in_host_memory,
+                                                         std::function<bool(int)> is_whole);
 
 }  // namespace pannier

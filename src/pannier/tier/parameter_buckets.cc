@@ -47,11 +47,33 @@ ParameterBuckets::ParameterBuckets(Device& device, const BucketLayout& layout, s
   aliases_.resize(parameters_.size());
 }
 
-void ParameterBuckets::allocate(int bucket) {
-  const auto index = static_cast<std::size_t>(bucket);
-  buckets_[index] = device_.allocate(layout_.buckets()[index].numel, dtype_, Owner::kParameters);
+void ParameterBuckets::allocate(int bucket) { buckets_[static_cast<std::size_t>(bucket)] = new_flat(bucket); }
+
+at::Tensor ParameterBuckets::new_flat(int bucket) {
+  at::Tensor flat =
+      device_.allocate(layout_.buckets()[static_cast<std::size_t>(bucket)].numel, dtype_, Owner::kParameters);
   // Padding is read by whole-bucket transfers; it must not be garbage.
-  device_.fill_zero(buckets_[index].data_ptr(), buckets_[index].nbytes());
+  device_.fill_zero(flat.data_ptr(), flat.nbytes());
+  return flat;
+}
+
+void ParameterBuckets::take_memory(int bucket) {
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    const c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  }
+  buckets_[static_cast<std::size_t>(bucket)] = at::Tensor();
+}
+
+void ParameterBuckets::give_memory(int bucket, const at::Tensor& flat) {
+  buckets_[static_cast<std::size_t>(bucket)] = flat;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    const c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    // As in point_again(): who looks at a parameter keeps the bucket alive.
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(
+        address(segment.parameter), new at::Tensor(flat), [](void* kept) { delete static_cast<at::Tensor*>(kept); },
+        storage.device()));
+  }
 }
 
 at::Tensor ParameterBuckets::flat_values(int parameter) const {
@@ -159,10 +181,28 @@ bool ParameterBuckets::is_replaced(int parameter) const {
 }
 
 std::vector<int> ParameterBuckets::take_edits(bool take_replaced) {
+  std::vector<int> present;
+  for (int i = 0; i < num_parameters(); ++i) {
+    if (has_memory(layout_.bucket_of(i))) {
+      present.push_back(i);
+    }
+  }
+  return take_edits(present, take_replaced);
+}
+
+std::vector<int> ParameterBuckets::take_edits_of(int bucket) {
+  std::vector<int> parameters;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    parameters.push_back(segment.parameter);
+  }
+  return take_edits(parameters, /*take_replaced=*/true);
+}
+
+std::vector<int> ParameterBuckets::take_edits(const std::vector<int>& parameters, bool take_replaced) {
   const c10::NoGradGuard no_grad;
   std::vector<int> edited;
   std::vector<std::pair<int, at::Tensor>> replaced;
-  for (int i = 0; i < num_parameters(); ++i) {
+  for (const int i : parameters) {
     const at::Tensor& tensor = parameters_[static_cast<std::size_t>(i)];
     const bool is_new = is_replaced(i);
     if (is_new && !take_replaced) {

@@ -1,0 +1,324 @@
+"""Stage 3: each rank keeps its shard of the parameters; units are whole while they run, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import pannier
+import ranks
+from reference import OPTIMIZERS, config
+from test_ranks import digest
+
+PROGRAMS: dict[str, ranks.Program] = {}
+STEPS = 4
+TIMEOUT = {"pannier": {"collective_timeout": 20}}
+
+
+def program(body: ranks.Program) -> ranks.Program:
+    PROGRAMS[body.__name__] = body
+    return body
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 2 * width)
+        self.frozen = torch.nn.Linear(2 * width, 2 * width)
+        self.frozen.requires_grad_(False)
+        self.down = torch.nn.Linear(2 * width, width)
+        self.spare = torch.nn.Linear(width, width)  # Never called.
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.frozen(functional.gelu(self.up(self.norm(x)))).tanh())
+
+
+class Tower(torch.nn.Module):
+    """Rows of blocks, one of them called twice, a head that reads the embedding's weight outside of its module, and a
+    parameter of the model's own."""
+
+    def __init__(self, width: int = 24, seed: int = 5) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = torch.nn.Embedding(16, width)
+        self.shift = torch.nn.Parameter(torch.randn(width))
+        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(3))
+        self.norm = torch.nn.LayerNorm(width)
+        self.side = torch.nn.Linear(width, 16)
+        self.side.weight = self.embed.weight  # Tied.
+
+    def forward(self, tokens: torch.Tensor, kind: str = "plain") -> torch.Tensor:
+        x = self.embed(tokens) + self.shift
+        for block in (*self.blocks, self.blocks[0]):
+            x = block(x) if kind == "plain" else checkpoint(block, x, use_reentrant=kind == "reentrant")
+        x = self.norm(x)
+        return (functional.linear(x, self.embed.weight) + self.side(x)).logsumexp(-1).mean()
+
+
+def tokens(step: int, number: int) -> torch.Tensor:
+    return torch.randint(16, (3, 5), generator=torch.Generator().manual_seed(100 * step + number))
+
+
+def settings(**options: Any) -> dict[str, Any]:
+    zero = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 700, **options.pop("zero", {})}
+    if options.pop("param_offload", False):
+        zero["offload_param"] = {"device": "cpu"}
+    optimizer = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.01}}
+    return config(optimizer, stage=3, zero=zero, **{**TIMEOUT, **options})
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Masters, and what is not trained."""
+    return {
+        name: pannier.safe_get_full_fp32_param(param) if param.requires_grad else param.detach()
+        for name, param in model.named_parameters()
+    }
+
+
+def plain_weights(world: int, gas: int, clipping: float) -> dict[str, torch.Tensor]:
+    plain = Tower().double()
+    optimizer = torch.optim.AdamW([param for param in plain.parameters() if param.requires_grad], lr=0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for number in range(gas * world):
+            plain(tokens(step, number)).div(gas * world).backward()
+        if clipping:
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), clipping)
+        optimizer.step()
+    return dict(plain.named_parameters())
+
+
+HOMES = list(itertools.product((False, True), (False, True), (700, 10**6), (0, 50)))
+
+
+@program
+def models(rank: int, world: int) -> Any:
+    wrong: list[str] = []
+    everything = []
+    for gas, clipping in ((1, 0.0), (2, 0.05)):
+        want = plain_weights(world, gas, clipping)
+        bits: dict[str, str] = {}
+        for kind, homes in (("plain", HOMES), ("reentrant", HOMES[::5]), ("not reentrant", HOMES[::5])):
+            for offload, param_offload, bucket, small in homes:
+                cell = f"{kind}, offload {offload}, param offload {param_offload}, bucket {bucket}, small {small}, gas {gas}"
+                zero = {"stage3_param_persistence_threshold": small, "reduce_bucket_size": bucket}
+                model = Tower()
+                engine, _, _, _ = pannier.initialize(
+                    model=model,
+                    config=settings(offload=offload, param_offload=param_offload, gas=gas, clipping=clipping, zero=zero),
+                )
+                for step in range(STEPS):
+                    for micro in range(gas):
+                        engine.backward(engine(tokens(step, micro * world + rank), kind))
+                        engine.step()
+                have = weights(model)
+                for name, tensor in want.items():
+                    if (have[name].double() - tensor).abs().max() > 2e-6:
+                        wrong.append(f"{cell}: {name} is off by {(have[name].double() - tensor).abs().max().item()}")
+                bits[cell] = digest(list(have.values()))
+                engine.destroy()
+        if len(set(bits.values())) != 1:
+            wrong.append(f"bits differ: {bits}")
+        everything += sorted(set(bits.values()))
+    return {"wrong": wrong, "bits": everything}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_models_train_as_plain_torch_does(world: int) -> None:
+    results = [ended.result for ended in ranks.run(__file__, "models", world)]
+    assert [result["wrong"] for result in results] == [[]] * world
+    assert all(result["bits"] == results[0]["bits"] for result in results), "ranks hold different bits"
+
+
+class Even(torch.nn.Module):
+    """Units whose parameters are whole blocks, so that shards of two or four ranks are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(128, 128, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.float().square().mean()
+
+
+@program
+def wire(rank: int, world: int) -> Any:
+    results = {}
+    for gas, param_offload in itertools.product((1, 3), (False, True)):
+        torch.manual_seed(0)
+        engine, _, _, _ = pannier.initialize(model=Even(), config=settings(dtype="bf16", gas=gas, param_offload=param_offload))
+        sent = []
+        for _ in range(3):
+            before = engine.wire_bytes()
+            for _ in range(gas):
+                engine.backward(engine(torch.ones(2, 128, dtype=torch.bfloat16)))
+                engine.step()
+            after = engine.wire_bytes()
+            sent.append({key: after[key] - before[key] for key in after})
+        results[str(gas)] = sent
+        owners = engine.memory_stats()
+        results["rest"] = owners["device"]["by_owner"]["parameters"]["current"]
+        engine.destroy()
+    return results
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_wire_bytes_are_two_gathers_and_one_reduction(world: int) -> None:
+    numel = 4 * 128 * 128
+    for ended in ranks.run(__file__, "wire", world):
+        for gas in (1, 3):
+            for sent in ended.result[str(gas)]:
+                share = (world - 1) / world * numel * gas * 2
+                assert sent["parameters"] == pytest.approx(2 * share, rel=0.01)
+                assert sent["gradients"] == pytest.approx(share, rel=0.01)
+
+
+@program
+def rest(rank: int, world: int) -> Any:
+    """Bytes of parameters at rest, and at the peak of a step, by home."""
+    results = {}
+    for param_offload in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[torch.nn.Linear(256, 256, bias=False) for _ in range(16)])
+        engine, _, _, _ = pannier.initialize(
+            model=model, config=settings(dtype="bf16", offload=True, param_offload=param_offload, zero={"stage3_prefetch_bucket_size": 1})
+        )
+        parameters = []
+        for _ in range(3):
+            engine.reset_peak_memory()
+            engine.backward(engine(torch.ones(2, 256, dtype=torch.bfloat16)).float().sum())
+            engine.step()
+            owner = engine.memory_stats()["device"]["by_owner"]["parameters"]
+            parameters.append([owner["current"], owner["peak"]])
+        results[str(param_offload)] = parameters
+        engine.destroy()
+    return results
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_parameters_rest_in_shares_and_few_are_whole_at_once(world: int) -> None:
+    unit = 2 * 256 * 256
+    for ended in ranks.run(__file__, "rest", world):
+        for home, steps in ended.result.items():
+            resting = 0 if home == "True" else 16 * unit / world
+            if world == 1 and home == "False":
+                continue  # Nothing to partition: they are whole.
+            for current, peak in steps:
+                assert current <= 1.02 * resting + 4096
+                assert peak <= 1.02 * resting + 4 * unit
+
+
+@program
+def access(rank: int, world: int, param_offload: str) -> Any:
+    """Reading and writing a weight from outside: the right value, or an error that says what to do."""
+    model = Tower(seed=rank + 5)  # Each rank draws its own.
+    want = {name: param.detach().clone() for name, param in Tower().named_parameters()}
+    engine, _, _, _ = pannier.initialize(model=model, config=settings(param_offload=param_offload == "cpu"))
+    weight = model.blocks[1].up.weight
+    bias = model.blocks[1].up.bias
+    for read in (lambda: weight.sum(), lambda: weight[0, 0].item(), lambda: weight.detach().zero_(), lambda: copy.deepcopy(model)):
+        with pytest.raises(RuntimeError, match="was read while it was partitioned"):
+            read()
+    assert weight.shape == (48, 24)
+    # state_dict() is whole and outlives what it was made of; tied ones included.
+    state = model.state_dict()
+    assert all(torch.equal(state[name], want[name]) for name in want)
+    assert torch.equal(state["side.weight"], want["embed.weight"])
+    with pannier.zero.GatheredParameters([weight, bias]):
+        assert torch.equal(weight, want["blocks.1.up.weight"])
+    with pytest.raises(RuntimeError, match="partitioned"):
+        weight.sum()
+    with pannier.zero.GatheredParameters(weight, modifier_rank=world - 1), torch.no_grad():
+        if rank == world - 1:
+            weight.fill_(0.25)
+    assert torch.equal(pannier.safe_get_full_fp32_param(weight), torch.full((48, 24), 0.25))
+    with pytest.raises(ArithmeticError), pannier.zero.GatheredParameters(weight, modifier_rank=0):
+        raise ArithmeticError
+    if world > 1:
+        with pytest.raises(pannier.ConfigError, match="not its modifier_rank 0"):
+            with pannier.zero.GatheredParameters(bias, modifier_rank=0), torch.no_grad():
+                bias.fill_(rank)
+        assert torch.equal(pannier.safe_get_full_fp32_param(bias), torch.zeros(48))
+    pannier.safe_set_full_fp32_param(bias, torch.full((48,), 0.5))
+    with pannier.zero.GatheredParameters(bias):
+        assert torch.equal(bias, torch.full((48,), 0.5))
+    # A forward without gradients, in evaluation, is the plain model's.
+    plain = Tower()
+    plain.load_state_dict(model.state_dict())
+    engine.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(engine(tokens(0, 0)), plain(tokens(0, 0)))
+    engine.train()
+    # Two forwards before one backward; a gradient, whole.
+    loss = engine(tokens(1, rank)) + engine(tokens(2, rank))
+    engine.backward(loss)
+    sum((plain(tokens(1, other)) + plain(tokens(2, other))) / world for other in range(world)).backward()
+    torch.testing.assert_close(pannier.safe_get_full_grad(weight), plain.blocks[1].up.weight.grad, rtol=1e-4, atol=1e-6)
+    pannier.safe_set_full_grad(weight, torch.full((48, 24), 0.125))
+    assert torch.equal(pannier.safe_get_full_grad(weight), torch.full((48, 24), 0.125))
+    engine.step()
+    torch.testing.assert_close(pannier.safe_get_full_optimizer_state(weight, "exp_avg"), torch.full((48, 24), 0.0125))
+    # What is loaded counts.
+    model.load_state_dict(state)
+    assert torch.equal(pannier.safe_get_full_fp32_param(weight), want["blocks.1.up.weight"])
+    with pannier.zero.GatheredParameters(weight):
+        engine.backward(engine(tokens(3, rank)))
+        with pytest.raises(pannier.ConfigError, match="GatheredParameters"):
+            engine.step()
+    engine.step()
+    return digest(list(weights(model).values()))
+
+
+@pytest.mark.parametrize(("world", "home"), [(1, "cpu"), (2, "none"), (3, "cpu")])
+def test_weights_are_read_right_or_refused(world: int, home: str) -> None:
+    results = {ended.result for ended in ranks.run(__file__, "access", world, home)}
+    assert len(results) == 1
+
+
+class Fork(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+        self.right = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+
+    def forward(self, x: torch.Tensor, way: list[str]) -> torch.Tensor:
+        for name in way:
+            x = getattr(self, name)[0](x)
+        return x.sum()
+
+
+@program
+def branches(rank: int, world: int, kind: str) -> Any:
+    """The first step is the same on all; then rank 1 takes another way, or calls a unit once more."""
+    engine, _, _, _ = pannier.initialize(model=Fork(), config=settings(pannier={"collective_timeout": 5}))
+    other = {"swapped": ["right", "left"], "other": ["right"], "more": ["left", "left"]}[kind]
+    first = {"swapped": ["left", "right"], "other": ["left"], "more": ["left"]}[kind]
+    engine.backward(engine(torch.ones(1, 8), ["left", "right"]))
+    engine.step()
+    try:
+        for _ in range(2):
+            engine.backward(engine(torch.ones(1, 8), other if rank == 1 else first))
+            engine.step()
+    except pannier.CollectiveError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("kind", ["swapped", "other", "more"])
+def test_ranks_that_take_different_ways_are_told(kind: str) -> None:
+    for ended in ranks.run(__file__, "branches", 2, kind):
+        assert "left.0.weight" in ended.result or "right.0.weight" in ended.result, ended.result
+
+
+if __name__ == "__main__":
+    ranks.main(PROGRAMS)
