@@ -70,7 +70,7 @@ def settings(**options: Any) -> dict[str, Any]:
     zero = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 700, **options.pop("zero", {})}
     if options.pop("param_offload", False):
         zero["offload_param"] = {"device": "cpu"}
-    optimizer = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.01}}
+    optimizer = {"type": "AdamW", "params": {"lr": 0.01, "eps": 1e-3, "weight_decay": 0.01}}
     return config(optimizer, stage=3, zero=zero, **{**TIMEOUT, **options})
 
 
@@ -84,7 +84,7 @@ def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def plain_weights(world: int, gas: int, clipping: float) -> dict[str, torch.Tensor]:
     plain = Tower().double()
-    optimizer = torch.optim.AdamW([param for param in plain.parameters() if param.requires_grad], lr=0.01)
+    optimizer = torch.optim.AdamW([param for param in plain.parameters() if param.requires_grad], lr=0.01, eps=1e-3)
     for step in range(STEPS):
         optimizer.zero_grad()
         for number in range(gas * world):
@@ -235,8 +235,10 @@ def access(rank: int, world: int, param_offload: str) -> Any:
     assert torch.equal(state["side.weight"], want["embed.weight"])
     with pannier.zero.GatheredParameters([weight, bias]):
         assert torch.equal(weight, want["blocks.1.up.weight"])
-    with pytest.raises(RuntimeError, match="partitioned"):
-        weight.sum()
+        kept = weight.detach()
+    for value in (weight, kept):
+        with pytest.raises(RuntimeError, match="partitioned"):
+            value.sum()
     with pannier.zero.GatheredParameters(weight, modifier_rank=world - 1), torch.no_grad():
         if rank == world - 1:
             weight.fill_(0.25)
@@ -268,6 +270,16 @@ def access(rank: int, world: int, param_offload: str) -> Any:
     assert torch.equal(pannier.safe_get_full_grad(weight), torch.full((48, 24), 0.125))
     engine.step()
     torch.testing.assert_close(pannier.safe_get_full_optimizer_state(weight, "exp_avg"), torch.full((48, 24), 0.0125))
+    # A view taken in a forward, and a graph that is kept, are refused after the step.
+    views: list[torch.Tensor] = []
+    with model.blocks[1].up.register_forward_hook(lambda part, args, output: views.append(part.weight.detach())):
+        lost = engine(tokens(1, rank))
+        engine.backward(engine(tokens(1, rank)))
+        engine.step()
+    with pytest.raises(RuntimeError, match="partitioned"):
+        views[0].sum()
+    with pytest.raises(RuntimeError):
+        lost.backward()
     # What is loaded counts.
     model.load_state_dict(state)
     assert torch.equal(pannier.safe_get_full_fp32_param(weight), want["blocks.1.up.weight"])
@@ -283,6 +295,77 @@ def access(rank: int, world: int, param_offload: str) -> Any:
 def test_weights_are_read_right_or_refused(world: int, home: str) -> None:
     results = {ended.result for ended in ranks.run(__file__, "access", world, home)}
     assert len(results) == 1
+
+
+class Kinds(torch.nn.Module):
+    """Modules that read parameters in ways of their own, and a parameter that some ranks do not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = torch.nn.Conv1d(8, 8, 3, padding=1)
+        self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)  # Reads out_proj without calling it.
+        self.recurrent = torch.nn.LSTM(8, 8, batch_first=True)
+        self.normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 8))
+        self.listed = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(8)) for _ in range(3))
+        self.pairs = torch.nn.ModuleList(Pair() for _ in range(3))
+        self.row = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+        x = self.encoder(self.conv(x.mT).mT)
+        x = x + self.attention(x, x, x, need_weights=False)[0] + self.recurrent(x)[0] + self.normed(x)
+        for weight in self.listed:
+            x = x * weight
+        for pair in self.pairs:
+            x = pair(x, x.detach(), way)["out"]
+        return self.row(x.mean(1)).square().mean()
+
+
+class Pair(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = torch.nn.Linear(8, 8)
+        self.right = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, way: int) -> dict[str, torch.Tensor]:
+        return {"out": x + (self.left if way == 0 else self.right)(y).sin() + (self.left(x) if way == 2 else 0)}
+
+
+@program
+def kinds(rank: int, world: int, param_offload: str) -> Any:
+    def batch(step: int, other: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(10 * step + other)), (step + other) % 3
+
+    plain = Kinds()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, eps=1e-3, weight_decay=0.01)
+    model = Kinds()
+    for module in (plain, model):
+        module.row[2].eval()
+    engine, _, _, _ = pannier.initialize(model=model, config=settings(param_offload=param_offload == "cpu", offload=True))
+    for step in range(6):
+        optimizer.zero_grad()
+        sum(plain(*batch(step, other)) / world for other in range(world)).backward()
+        optimizer.step()
+        engine.backward(engine(*batch(step, rank)))
+        engine.step()
+        engine.eval()
+        plain.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(engine(*batch(99, 0)), plain(*batch(99, 0)), rtol=1e-4, atol=1e-5)
+        engine.train()
+        plain.train()
+        for module in (plain, model):
+            module.row[2].eval()
+    have = weights(model)
+    for name, param in plain.named_parameters():
+        assert (have[name] - param).abs().max() <= 5e-6, name
+    return digest(list(have.values()))
+
+
+@pytest.mark.parametrize(("world", "home"), [(1, "cpu"), (2, "none"), (3, "cpu")])
+def test_every_kind_of_module(world: int, home: str) -> None:
+    assert len({ended.result for ended in ranks.run(__file__, "kinds", world, home)}) == 1
 
 
 class Fork(torch.nn.Module):

@@ -110,7 +110,7 @@ void define_engine(torch::Library& library) {
            })
       .def("begin_unit_backward",
            [](const Self& self, std::int64_t unit) {
-             translated([&] { self->core.gatherer()->begin_backward(static_cast<int>(unit)); });
+             translated([&] { self->core.begin_unit_backward(static_cast<int>(unit)); });
            })
       .def("end_unit_backward",
            [](const Self& self, std::int64_t unit) {

@@ -95,7 +95,9 @@ class EngineCore {
   void wait_for_parameters();
   /// With stage 3: what makes parameters whole; null: they always are.
   [[nodiscard]] ParameterGatherer* gatherer() noexcept { return parts_ ? parts_->gatherer : nullptr; }
-  /// A unit's backward has ended: its parameters may be taken apart, and its gradients shared.
+  /// A unit's backward begins: its parameters are whole. It has ended: they may be taken apart, and their gradients
+  /// shared.
+  void begin_unit_backward(int unit);
   void end_unit_backward(int unit);
   /// Somebody in the model reads a parameter whose unit does not run (ParameterGatherer::use).
   void use(std::int64_t parameter);

@@ -37,6 +37,7 @@ std::vector<int> EngineCore::managed(const std::vector<std::int64_t>& parameters
 void EngineCore::use(std::int64_t parameter) {
   for (const int index : managed({parameter})) {
     gatherer()->use(index);
+    parts_->reducer->unit_began({parts_->layout->bucket_of(index)});  // Its end will not be seen.
   }
 }
 

@@ -96,6 +96,11 @@ void EngineCore::end_reducer_backward() {
   }
 }
 
+void EngineCore::begin_unit_backward(int unit) {
+  require_open();
+  parts_->reducer->unit_began(gatherer()->begin_backward(unit));
+}
+
 void EngineCore::end_unit_backward(int unit) {
   require_open();
   gatherer()->end_backward(unit);

@@ -65,6 +65,48 @@ void ParameterBuckets::take_memory(int bucket) {
   buckets_[static_cast<std::size_t>(bucket)] = at::Tensor();
 }
 
+std::vector<c10::Storage> ParameterBuckets::lend_storages(int bucket) {
+  std::vector<c10::Storage> own;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    own.push_back(storages_[static_cast<std::size_t>(segment.parameter)]);
+    point_again(segment.parameter);
+  }
+  return own;
+}
+
+void ParameterBuckets::return_storages(int bucket, const std::vector<c10::Storage>& own) {
+  std::size_t next = 0;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    const c10::Storage lent = std::exchange(storage, own[next++]);
+    c10::TensorImpl* impl = parameters_[static_cast<std::size_t>(segment.parameter)].unsafeGetTensorImpl();
+    impl->set_allow_tensor_metadata_change(true);
+    impl->set_storage_keep_dtype(storage);
+    refuse(lent, segment.parameter);
+  }
+}
+
+void ParameterBuckets::refuse_aliases(int bucket) {
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    if (storage.use_count() > 1) {
+      const c10::Storage kept = storage;
+      storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), kept.nbytes(), at::DataPtr(nullptr, kept.device()), nullptr, false));
+      refuse(kept, segment.parameter);
+    }
+  }
+}
+
+void ParameterBuckets::refuse(const c10::Storage& storage, int parameter) const {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
+      "a view of parameter {} (a detached tensor, say, or a graph that was kept) was read after the parameter had been "
+      "partitioned again (zero_optimization.stage 3); where it is whole, take copies of it (.clone())",
+      name(parameter)));
+}
+
 void ParameterBuckets::give_memory(int bucket, const at::Tensor& flat) {
   buckets_[static_cast<std::size_t>(bucket)] = flat;
   for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {

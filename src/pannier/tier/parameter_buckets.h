@@ -42,6 +42,14 @@ class ParameterBuckets {
   void give_memory(int bucket, const at::Tensor& flat);
   /// Whether a bucket has memory.
   [[nodiscard]] bool has_memory(int bucket) const { return buckets_.at(static_cast<std::size_t>(bucket)).defined(); }
+  /// Gives a bucket's parameters other storages over the same memory, so that views which somebody takes from now on
+  /// are told from those that a graph has saved. Returns what they had, for return_storages().
+  [[nodiscard]] std::vector<c10::Storage> lend_storages(int bucket);
+  /// Gives them back. Views of the lent ones that somebody kept throw on access from now on.
+  void return_storages(int bucket, const std::vector<c10::Storage>& own);
+  /// After take_memory(), while the parameters themselves are released: views that somebody kept throw on access, for
+  /// good.
+  void refuse_aliases(int bucket);
   /// A new tensor for a bucket, zero, with the padding that whole-bucket transfers read.
   [[nodiscard]] at::Tensor new_flat(int bucket);
 
@@ -88,6 +96,7 @@ class ParameterBuckets {
   void point_into_bucket(int parameter);
   void require_same_kind(int parameter) const;
   [[nodiscard]] bool is_replaced(int parameter) const;
+  void refuse(const c10::Storage& storage, int parameter) const;
   [[nodiscard]] std::vector<int> take_edits(const std::vector<int>& parameters, bool take_replaced);
 
   Device& device_;

@@ -26,7 +26,8 @@ GradientReducer::GradientReducer(const GradientReducerParts& parts)
       })),
       listener_(std::make_shared<GradientListener>([this](int parameter) { receive(parameter); })),
       closes_by_unit_(parts.closes_by_unit),
-      units_ended_(static_cast<std::size_t>(shards_.buckets().num_buckets())),
+      units_begun_(static_cast<std::size_t>(shards_.buckets().num_buckets())),
+      units_ended_(units_begun_.size()),
       arrived_(static_cast<std::size_t>(parameters_.num_parameters())),
       fired_(arrived_.size()),
       used_(fired_.size()),
@@ -51,6 +52,7 @@ void GradientReducer::begin_backward(bool last) {
   ++backward_index_;
   num_closed_ = 0;
   std::fill(fired_.begin(), fired_.end(), 0);
+  std::fill(units_begun_.begin(), units_begun_.end(), 0);
   std::fill(units_ended_.begin(), units_ended_.end(), 0);
   for (int b = 0; b < layout().num_buckets(); ++b) {
     OpenBucket& open = open_[static_cast<std::size_t>(b)];
@@ -131,6 +133,12 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   used_[index] = true;
   if (recorded_ && !closes_by_unit_ && fired_[index] == expected(parameter) && --open.num_waiting == 0) {
     close_full(bucket);
+  }
+}
+
+void GradientReducer::unit_began(const std::vector<int>& buckets) {
+  for (const int bucket : buckets) {
+    ++units_begun_[static_cast<std::size_t>(bucket)];
   }
 }
 
@@ -232,7 +240,10 @@ void GradientReducer::end_backward() {
   store_.free_sent(/*wait=*/false);
   if (record_.size() < backward_index_) {
     record_.push_back(fired_);
-    unit_record_.push_back(units_ended_);
+    auto& ended = unit_record_.emplace_back(units_ended_);
+    for (std::size_t b = 0; b < ended.size(); ++b) {
+      ended[b] = units_begun_[b] == ended[b] ? ended[b] : 0;
+    }
     return;
   }
   auto& record = record_[backward_index_ - 1];

@@ -60,7 +60,9 @@ class GradientReducer {
   /// Closes what is open. Throws nothing that a complete backward can cause, but CollectiveError.
   void end_backward();
   [[nodiscard]] bool in_backward() const noexcept { return in_backward_; }
-  /// The backward of a unit that reads these buckets has ended. Matters where buckets close by unit.
+  /// The backward of a unit that reads these buckets begins, and has ended. One whose end is not seen keeps them open.
+  /// Matters where buckets close by unit.
+  void unit_began(const std::vector<int>& buckets);
   void unit_ended(const std::vector<int>& buckets);
   /// Whether any gradient has arrived in this window, or a backward ran without one.
   [[nodiscard]] bool window_has_backward() const noexcept { return backward_index_ > 0 || in_backward_; }
@@ -131,7 +133,8 @@ class GradientReducer {
   bool closes_by_unit_ = false;
   std::vector<std::vector<int>> record_;       ///< [backward][parameter]: firings.
   std::vector<std::vector<int>> unit_record_;  ///< [backward][bucket]: ends of units.
-  std::vector<int> units_ended_;               ///< In this backward, by bucket.
+  std::vector<int> units_begun_;               ///< In this backward, by bucket.
+  std::vector<int> units_ended_;
   std::vector<at::Tensor> arrived_;  ///< Flat gradients of this backward whose bucket is still open, by parameter.
   std::vector<int> fired_;           ///< In this backward, by parameter.
   std::vector<bool> used_;

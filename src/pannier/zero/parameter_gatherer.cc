@@ -167,19 +167,22 @@ void ParameterGatherer::end_forward(int unit) {
   }
 }
 
-void ParameterGatherer::begin_backward(int unit) {
+std::vector<int> ParameterGatherer::begin_backward(int unit) {
   in_backward_ = true;
   ++num_backward_.at(static_cast<std::size_t>(unit));
   for (const int bucket : buckets_of(unit)) {
     add_holder(bucket);
   }
   need(buckets_of(unit), unit);
+  std::vector<int> read = buckets_of(unit);
   for (int b = 0; unit == 0 && b < static_cast<int>(slots_.size()); ++b) {
     if (slot(b).is_external && externals_.insert(b).second) {
       add_holder(b);
       make_whole(b);
+      read.push_back(b);
     }
   }
+  return read;
 }
 
 void ParameterGatherer::end_backward(int unit) {
@@ -229,10 +232,14 @@ void ParameterGatherer::hold(const std::vector<int>& parameters) {
     buckets.insert(parts_.shards.buckets().bucket_of(parameter));
   }
   for (const int bucket : buckets) {
-    if (!rests_whole(bucket)) {
-      make_whole(bucket);
-      add_holder(bucket);
+    if (rests_whole(bucket)) {
+      continue;
     }
+    if (!is_whole(bucket)) {
+      make_whole(bucket);
+      lent_[bucket] = parts_.parameters.lend_storages(bucket);
+    }
+    add_holder(bucket);
   }
   ++num_held_;
 }
@@ -288,6 +295,10 @@ void ParameterGatherer::release(int bucket) {
     edited_.insert(edited.begin(), edited.end());
     keep(bucket);
   }
+  if (const auto lent = lent_.find(bucket); lent != lent_.end()) {
+    parts_.parameters.return_storages(bucket, lent->second);
+    lent_.erase(lent);
+  }
   released_.release(bucket);
   parts_.parameters.take_memory(bucket);
 }
@@ -324,6 +335,7 @@ void ParameterGatherer::rest_all() {
       slot(b).num_holders = 0;
       drop_coming(b);
       release(b);
+      parts_.parameters.refuse_aliases(b);
     }
   }
 }

@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -53,8 +54,9 @@ class ParameterGatherer final : public ParameterResidence {
   /// A unit is about to run, and has run. Calls nest. Throws CollectiveError.
   void begin_forward(int unit);
   void end_forward(int unit);
-  /// A unit's backward begins, and has ended, as far as its parameters are concerned.
-  void begin_backward(int unit);
+  /// A unit's backward begins, and has ended, as far as its parameters are concerned. Returns the buckets that it may
+  /// read; with unit 0 those read outside of their units are among them.
+  std::vector<int> begin_backward(int unit);
   void end_backward(int unit);
   /// The whole backward has ended.
   void finish_backward();
@@ -117,6 +119,7 @@ class ParameterGatherer final : public ParameterResidence {
   std::vector<int> num_backward_;
   std::set<int> externals_;  ///< Buckets read outside of their unit that are whole now for that reason.
   std::set<int> edited_;
+  std::map<int, std::vector<c10::Storage>> lent_;  ///< By bucket held for somebody: the storages that graphs know.
   bool in_backward_ = false;
   int num_held_ = 0;  ///< hold() without let_go().
   UnitOrder order_;
