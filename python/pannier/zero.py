@@ -32,7 +32,7 @@ class ZeroParamType(enum.Enum):
 
 
 class Init:
-    """Builds a model whose parameters are sharded from the start; with one rank, an ordinary model."""
+    """Accepted for scripts that have it: the model is built whole, as without, and `initialize` partitions it."""
 
     def __init__(self, module: torch.nn.Module | None = None, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.module = module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -165,8 +166,6 @@ def wire(rank: int, world: int) -> Any:
             after = engine.wire_bytes()
             sent.append({key: after[key] - before[key] for key in after})
         results[str(gas)] = sent
-        owners = engine.memory_stats()
-        results["rest"] = owners["device"]["by_owner"]["parameters"]["current"]
         engine.destroy()
     return results
 
@@ -200,6 +199,11 @@ def rest(rank: int, world: int) -> Any:
             owner = engine.memory_stats()["device"]["by_owner"]["parameters"]
             parameters.append([owner["current"], owner["peak"]])
         results[str(param_offload)] = parameters
+        planned = json.loads(engine.core.plan())["device"]["parameters"]
+        assert max(peak for _, peak in parameters) <= 1.03 * planned
+        resting = json.loads(engine.core.plan())["host"]["parameters"]
+        assert abs(resting - (param_offload * 16 * 2 * 256 * 256 / world)) <= 4096
+        assert len(engine.optimizer.state_dict()["state"]) == 16
         engine.destroy()
     return results
 
@@ -384,11 +388,17 @@ class Fork(torch.nn.Module):
 def branches(rank: int, world: int, kind: str) -> Any:
     """The first step is the same on all; then rank 1 takes another way, or calls a unit once more."""
     engine, _, _, _ = pannier.initialize(model=Fork(), config=settings(pannier={"collective_timeout": 5}))
-    other = {"swapped": ["right", "left"], "other": ["right"], "more": ["left", "left"]}[kind]
-    first = {"swapped": ["left", "right"], "other": ["left"], "more": ["left"]}[kind]
+    ways = {"swapped": ["right", "left"], "other": ["right"], "more": ["left", "left"]}
+    other = ways.get(kind, ["left"])
+    first = {"swapped": ["left", "right"]}.get(kind, ["left"])
     engine.backward(engine(torch.ones(1, 8), ["left", "right"]))
     engine.step()
     try:
+        with torch.no_grad():  # One generates for longer, or looks at the weights alone.
+            for _ in range(3 if kind == "longer" and rank == 0 else 0):
+                engine(torch.ones(1, 8), first)
+            if kind == "alone" and rank == 0:
+                engine.module.state_dict()
         for _ in range(2):
             engine.backward(engine(torch.ones(1, 8), other if rank == 1 else first))
             engine.step()
@@ -397,7 +407,7 @@ def branches(rank: int, world: int, kind: str) -> Any:
     return "no error"
 
 
-@pytest.mark.parametrize("kind", ["swapped", "other", "more"])
+@pytest.mark.parametrize("kind", ["swapped", "other", "more", "longer", "alone"])
 def test_ranks_that_take_different_ways_are_told(kind: str) -> None:
     for ended in ranks.run(__file__, "branches", 2, kind):
         assert "left.0.weight" in ended.result or "right.0.weight" in ended.result, ended.result

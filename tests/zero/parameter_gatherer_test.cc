@@ -5,6 +5,7 @@
 
 #include "pannier/base/error.h"
 #include "pannier/comm/collective_error.h"
+#include "pannier/zero/bucket_names.h"
 #include "tests/comm/run_ranks.h"
 
 namespace pannier {
@@ -44,6 +45,7 @@ class Rank {
  public:
   explicit Rank(Communicator& communicator, std::int64_t prefetch_numel = 0)
       : shards_(layout_, communicator.rank(), communicator.world_size()), exchange_(shards_, communicator) {
+    communicator.explain_failures(bucket_names(layout_, {"a", "b", "small"}));
     for (int b = 0; b < layout_.num_buckets(); ++b) {
       buckets_.fill(b, [&](const Segment& segment, const at::Tensor& values) {
         buckets_.bucket(b).narrow(0, segment.offset, segment.numel).copy_(values);
@@ -190,7 +192,8 @@ TEST(ParameterGatherer, RanksThatGatherDifferentUnitsAreToldWhichWeights) {
     try {
       std::rethrow_exception(error);
     } catch (const CollectiveError& caught) {
-      EXPECT_THAT(caught.what(), HasSubstr("holds a"));
+      EXPECT_THAT(caught.what(), HasSubstr("bucket 0 holds b"));
+      EXPECT_THAT(caught.what(), HasSubstr("bucket 1 holds a"));
     }
   }
 }

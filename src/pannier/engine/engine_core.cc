@@ -88,6 +88,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   }
   PartsOptions options =
       parts_options(config_, inputs.algorithm.value_or(kernels::Algorithm::kAdamW), inputs.groups, batch_.accumulation);
+  knows_units_ = !inputs.units.empty();
   for (const auto& unit : inputs.units) {
     options.sharding.units.push_back(managed(unit));
   }

@@ -35,7 +35,8 @@ struct EngineInputs {
   /// holds more than was planned. Empty: where the parameters are.
   std::optional<c10::Device> device = std::nullopt;
   /// Which parameters, by their index here, each unit of the model may read: unit i of tick_forward() those of
-  /// everything below it, 0 those of no unit. Empty: units are not known. Matters with stage 3.
+  /// everything below it, 0 those of no unit. Matters with stage 3. Empty: units are not known, and nobody says when
+  /// they end, so all is whole from tick_forward(0) to the step.
   std::vector<std::vector<std::int64_t>> units = {};
   /// The ranks that train together; null: this one alone.
   std::unique_ptr<Communicator> communicator = nullptr;
@@ -222,6 +223,7 @@ class EngineCore {
   bool in_own_backward_ = false;     ///< Between begin_backward() and its end; not in a backward that the caller runs.
   bool has_backward_ = false;        ///< There was a backward since the last step().
   std::optional<std::size_t> cap_;   ///< The device memory cap that this engine has set.
+  bool knows_units_ = false;         ///< Somebody says when units begin and end.
   bool closed_ = false;
   int process_ = 0;  ///< The process that built it; a forked child does nothing.
 };

@@ -64,6 +64,9 @@ void EngineCore::open_backward() {
 void EngineCore::tick_forward(int unit) {
   require_open();
   tracer_.tick_forward(unit);
+  if (unit == 0 && !knows_units_ && gatherer() != nullptr) {
+    gatherer()->begin_forward(0);
+  }
   const auto begin = std::chrono::steady_clock::now();
   if (parts_ && parts_->pilot) {
     parts_->gradients->free_sent(/*wait=*/false);

@@ -11,6 +11,7 @@
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
 #include "pannier/device/dtype.h"
+#include "pannier/zero/bucket_names.h"
 
 namespace pannier {
 namespace {
@@ -101,7 +102,7 @@ std::vector<bool> partitioned(const BucketLayout& layout) {
   return result;
 }
 
-// The largest unit, and what is gathered ahead beside it.
+// The largest unit, and beside it the one before, in backward, and what is gathered ahead: one unit at the least.
 std::int64_t gathered_numel(const PartsOptions& options, const BucketLayout& layout) {
   std::map<int, std::int64_t> numels;
   for (int b = 0; b < layout.num_buckets(); ++b) {
@@ -114,7 +115,8 @@ std::int64_t gathered_numel(const PartsOptions& options, const BucketLayout& lay
     all += numel;
     largest = std::max(largest, numel);
   }
-  return std::min(all, 2 * largest + options.sharding.prefetch_numel);
+  const std::int64_t ahead = options.sharding.prefetch_numel;
+  return std::min(all, 2 * largest + (ahead > 0 ? ahead + largest : 0));
 }
 
 // A parameter in no unit is read by the model's forward itself; where units are not known, so is every one.
@@ -262,6 +264,7 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   Parts parts;
   parts.layout =
       std::make_unique<BucketLayout>(numels, options.buckets, groups_of(options, numels, communicator.world_size()));
+  communicator.explain_failures(bucket_names(*parts.layout, names));
   parts.shards = std::make_unique<ShardLayout>(*parts.layout, communicator.rank(), communicator.world_size());
   parts.exchange = std::make_unique<ShardExchange>(*parts.shards, communicator);
   parts.parameters =

@@ -82,35 +82,15 @@ void ParameterGatherer::make_whole(int bucket) {
   if (is_whole(bucket)) {
     return;
   }
-  try {
-    send(bucket);
-    Slot& it = slot(bucket);
-    it.pending->wait();
-    if (const at::Tensor wrong = it.pending->mismatch(); wrong.defined()) {
-      mismatch_ = mismatch_.defined() ? mismatch_.logical_or(wrong) : wrong;
-    }
-    it.pending.reset();
-    parts_.parameters.give_memory(bucket, std::exchange(it.coming, at::Tensor()));
-  } catch (const CollectiveError& error) {
-    throw CollectiveError(with_names(error.what()));
+  send(bucket);
+  Slot& it = slot(bucket);
+  it.pending->wait();
+  if (const at::Tensor wrong = it.pending->mismatch(); wrong.defined()) {
+    mismatch_ = mismatch_.defined() ? mismatch_.logical_or(wrong) : wrong;
   }
+  it.pending.reset();
+  parts_.parameters.give_memory(bucket, std::exchange(it.coming, at::Tensor()));
   released_.restore(bucket);
-}
-
-// Errors of the group name buckets by number.
-std::string ParameterGatherer::with_names(const std::string& message) const {
-  std::string names;
-  for (int b = 0; b < static_cast<int>(slots_.size()); ++b) {
-    for (const char* end : {",", " ", ";", ")"}) {
-      if (message.find(fmt::format("bucket {}{}", b, end)) != std::string::npos) {
-        const auto& segments = parts_.shards.buckets().buckets()[static_cast<std::size_t>(b)].segments;
-        names += fmt::format("; bucket {} holds {}{}", b, parts_.parameters.name(segments.back().parameter),
-                             segments.size() > 1 ? fmt::format(" and {} more", segments.size() - 1) : "");
-        break;
-      }
-    }
-  }
-  return message + names;
 }
 
 void ParameterGatherer::need(const std::vector<int>& buckets, int unit) {

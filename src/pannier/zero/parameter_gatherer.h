@@ -108,7 +108,6 @@ class ParameterGatherer final : public ParameterResidence {
   void let_go_externals();
   void forget_holders();
   [[nodiscard]] bool is_inside() const { return num_forward_.at(0) > 0 || in_backward_; }
-  [[nodiscard]] std::string with_names(const std::string& message) const;
 
   ParameterGathererParts parts_;
   ReleasedParameters released_;
