@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <tuple>
+
 #include "pannier/base/error.h"
 #include "pannier/comm/collective_error.h"
 #include "pannier/zero/bucket_names.h"
@@ -43,7 +45,7 @@ TEST(UnitOrder, LooksAheadWhereTheLastWindowWent) {
 /// One rank's part of three parameters, each a unit and a bucket of its own; the last one is small and stays whole.
 class Rank {
  public:
-  explicit Rank(Communicator& communicator, std::int64_t prefetch_numel = 0)
+  Rank(Communicator& communicator, Home home, std::int64_t prefetch_numel = 0)
       : shards_(layout_, communicator.rank(), communicator.world_size()), exchange_(shards_, communicator) {
     communicator.explain_failures(bucket_names(layout_, {"a", "b", "small"}));
     for (int b = 0; b < layout_.num_buckets(); ++b) {
@@ -53,7 +55,8 @@ class Rank {
     }
     std::vector<std::int64_t> numels = shards_.numels();
     numels.back() = 0;
-    rest_ = make_device_shards(*device_, at::kFloat, numels);
+    rest_ = home == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, at::kFloat, numels)
+                                : make_device_shards(*device_, at::kFloat, numels);
     gatherer_ =
         std::make_unique<ParameterGatherer>(ParameterGathererParts{*device_, shards_, buckets_, exchange_, *rest_},
                                             ParameterGathererOptions{{{}, {0}, {1}, {2}}, prefetch_numel});
@@ -62,6 +65,13 @@ class Rank {
       gatherer_->let_rest(b);
     }
   }
+  ~Rank() {
+    up_.close();
+    down_.close();
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
   [[nodiscard]] ParameterGatherer& gatherer() { return *gatherer_; }
   [[nodiscard]] bool is_whole(int parameter) const { return gatherer_->is_whole(layout_.bucket_of(parameter)); }
   [[nodiscard]] float sum(int parameter) const {
@@ -72,6 +82,9 @@ class Rank {
 
  private:
   std::unique_ptr<Device> device_ = make_metered_cpu();
+  HostMemory memory_;
+  Mover up_{*device_, Queue::kUp, {.piece_nbytes = 4096, .depth = 2, .delay_seed = 3}};
+  Mover down_{*device_, Queue::kDown, {.piece_nbytes = 4096, .depth = 2, .delay_seed = 4}};
   std::vector<at::Tensor> parameters_{at::ones({2, 10000}), at::full({9000}, 2.0F), at::full({5}, 3.0F)};
   std::vector<std::int64_t> numels_{20000, 9000, 5};
   std::vector<int> groups_{1, 2, kLastGroup};
@@ -83,11 +96,16 @@ class Rank {
   std::unique_ptr<ParameterGatherer> gatherer_;
 };
 
-class ParameterGathererTest : public ::testing::TestWithParam<int> {};
+/// By world size and home.
+class ParameterGathererTest : public ::testing::TestWithParam<std::tuple<int, Home>> {
+ protected:
+  int world_size_ = std::get<0>(GetParam());
+  Home home_ = std::get<1>(GetParam());
+};
 
 TEST_P(ParameterGathererTest, AUnitIsWholeWhileItRunsAndRefusesToBeReadElse) {
-  testing::run_ranks(GetParam(), [](Communicator& communicator) {
-    Rank rank(communicator);
+  testing::run_ranks(world_size_, [this](Communicator& communicator) {
+    Rank rank(communicator, home_);
     EXPECT_EQ(rank.sum(2), 15.0F);
     EXPECT_THAT(message_of([&] { (void)rank.sum(0); }), HasSubstr("parameter a was read while it was partitioned"));
     rank.gatherer().begin_forward(1);
@@ -102,8 +120,8 @@ TEST_P(ParameterGathererTest, AUnitIsWholeWhileItRunsAndRefusesToBeReadElse) {
 }
 
 TEST_P(ParameterGathererTest, ViewsTakenInForwardSeeTheValuesThatBackwardGathers) {
-  testing::run_ranks(GetParam(), [](Communicator& communicator) {
-    Rank rank(communicator);
+  testing::run_ranks(world_size_, [this](Communicator& communicator) {
+    Rank rank(communicator, home_);
     rank.gatherer().begin_forward(1);
     const at::Tensor saved = rank.parameter(0).t();
     rank.gatherer().end_forward(1);
@@ -118,8 +136,8 @@ TEST_P(ParameterGathererTest, ViewsTakenInForwardSeeTheValuesThatBackwardGathers
 }
 
 TEST_P(ParameterGathererTest, WhatIsReadOutsideOfItsUnitStaysUntilTheModelHasRun) {
-  testing::run_ranks(GetParam(), [](Communicator& communicator) {
-    Rank rank(communicator);
+  testing::run_ranks(world_size_, [this](Communicator& communicator) {
+    Rank rank(communicator, home_);
     ParameterGatherer& gatherer = rank.gatherer();
     gatherer.use(1);
     EXPECT_FALSE(rank.is_whole(1)) << "nobody runs";
@@ -143,8 +161,8 @@ TEST_P(ParameterGathererTest, WhatIsReadOutsideOfItsUnitStaysUntilTheModelHasRun
 }
 
 TEST_P(ParameterGathererTest, EditsOfAWholeParameterAreKept) {
-  testing::run_ranks(GetParam(), [](Communicator& communicator) {
-    Rank rank(communicator);
+  testing::run_ranks(world_size_, [this](Communicator& communicator) {
+    Rank rank(communicator, home_);
     rank.gatherer().hold({0});
     rank.parameter(0).fill_(5);
     const at::Tensor kept = rank.parameter(0).detach();
@@ -160,8 +178,8 @@ TEST_P(ParameterGathererTest, EditsOfAWholeParameterAreKept) {
 }
 
 TEST_P(ParameterGathererTest, AWrongGuessOfWhatComesNextCostsNothingButBytes) {
-  testing::run_ranks(GetParam(), [](Communicator& communicator) {
-    Rank rank(communicator, 1'000'000);
+  testing::run_ranks(world_size_, [this](Communicator& communicator) {
+    Rank rank(communicator, home_, 1'000'000);
     ParameterGatherer& gatherer = rank.gatherer();
     const auto run = [&](std::vector<int> units) {
       for (const int unit : units) {
@@ -179,12 +197,14 @@ TEST_P(ParameterGathererTest, AWrongGuessOfWhatComesNextCostsNothingButBytes) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ParameterGathererTest, ::testing::Values(1, 2, 3, 7));
+INSTANTIATE_TEST_SUITE_P(WorldsAndHomes, ParameterGathererTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 7),
+                                            ::testing::Values(Home::kDevice, Home::kHost)));
 
 TEST(ParameterGatherer, RanksThatGatherDifferentUnitsAreToldWhichWeights) {
   ThreadGroup group(2);
   const auto errors = testing::run_each(group, [](Communicator& communicator) {
-    Rank rank(communicator);
+    Rank rank(communicator, Home::kDevice);
     rank.gatherer().begin_forward(communicator.rank() + 1);
   });
   for (const auto& error : errors) {

@@ -20,6 +20,8 @@ ParameterGatherer::ParameterGatherer(const ParameterGathererParts& parts, const 
                  .replaced = "while it was partitioned, and is not taken. Replace or set values inside `with "
                              "pannier.zero.GatheredParameters(param, modifier_rank=0):`"}),
       prefetch_numel_(options.prefetch_numel),
+      sends_early_(parts.rest.home() == Home::kDevice),
+      sends_late_(!sends_early_ && parts.shards.world_size() > 1),
       slots_(static_cast<std::size_t>(parts.shards.buckets().num_buckets())),
       num_forward_(std::max<std::size_t>(options.units.size(), 1)),
       num_backward_(num_forward_.size()) {
@@ -96,32 +98,50 @@ void ParameterGatherer::make_whole(int bucket) {
 void ParameterGatherer::need(const std::vector<int>& buckets, int unit) {
   order_.saw(unit);
   for (const int bucket : buckets) {
+    raise(bucket);
+  }
+  raise_ahead();
+  for (const int bucket : buckets) {
     send(bucket);
   }
-  prefetch();
+  if (sends_early_) {
+    send_next();
+  }
   for (const int bucket : buckets) {
     make_whole(bucket);
   }
 }
 
-// The next unit's shards are exchanged; those of units after it, which may come from host memory, set out.
-void ParameterGatherer::prefetch() {
+// Shards of the units that come next set out.
+void ParameterGatherer::raise_ahead() {
   std::int64_t numel = 0;
-  bool is_next = true;
   for (const int unit : order_.ahead()) {
-    bool is_there = true;
     for (const int bucket : buckets_of(unit)) {
       if (is_whole(bucket)) {
         continue;
       }
-      is_there = false;
       if (numel >= prefetch_numel_) {
         return;
       }
       numel += parts_.shards.buckets().buckets()[static_cast<std::size_t>(bucket)].numel;
-      is_next ? send(bucket) : raise(bucket);
+      raise(bucket);
     }
-    is_next = is_next && is_there;
+  }
+}
+
+// Exchanges the shards of the next unit that is not whole, as far as they have set out.
+void ParameterGatherer::send_next() {
+  for (const int unit : order_.ahead()) {
+    bool is_there = true;
+    for (const int bucket : buckets_of(unit)) {
+      is_there = is_there && is_whole(bucket);
+      if (slot(bucket).coming.defined()) {
+        send(bucket);
+      }
+    }
+    if (!is_there) {
+      return;
+    }
   }
 }
 
@@ -144,6 +164,9 @@ void ParameterGatherer::end_forward(int unit) {
   }
   if (!is_inside()) {
     let_go_externals();
+  }
+  if (sends_late_) {
+    send_next();
   }
 }
 
@@ -173,6 +196,9 @@ void ParameterGatherer::end_backward(int unit) {
   --running;
   for (const int bucket : buckets_of(unit)) {
     remove_holder(bucket);
+  }
+  if (sends_late_ && in_backward_) {
+    send_next();
   }
 }
 

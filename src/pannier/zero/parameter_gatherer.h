@@ -100,7 +100,8 @@ class ParameterGatherer final : public ParameterResidence {
   void raise(int bucket);
   void send(int bucket);
   void need(const std::vector<int>& buckets, int unit);
-  void prefetch();
+  void raise_ahead();
+  void send_next();
   void add_holder(int bucket) { ++slot(bucket).num_holders; }
   void remove_holder(int bucket);
   void release(int bucket);
@@ -112,6 +113,10 @@ class ParameterGatherer final : public ParameterResidence {
   ParameterGathererParts parts_;
   ReleasedParameters released_;
   std::int64_t prefetch_numel_;
+  /// The exchange of the next unit's shards begins before the present unit's work is queued, where that does not make
+  /// the host wait; else after, and not at all in a world of one, which has nothing to exchange.
+  bool sends_early_;
+  bool sends_late_;
   std::vector<std::vector<int>> buckets_of_;  ///< By unit; those that stay whole left out.
   std::vector<Slot> slots_;                   ///< By bucket.
   std::vector<int> num_forward_;              ///< By unit: calls that run.
