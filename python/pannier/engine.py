@@ -96,6 +96,8 @@ class Engine(Batches, torch.nn.Module):
         if not torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
             core.call(self.core.tick_forward, 0)
             self.wait_before_forward()
+            if self._partitions:
+                sharded.require_not_compiled(self.module)
         self._look_at_batch(inputs, kwargs)
         return self.module(*inputs, **kwargs)
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pannier import managed, units
+from pannier import managed, overlap, units
 from pannier.errors import UsageError
 
 if TYPE_CHECKING:
@@ -210,12 +210,16 @@ def after_load(module: torch.nn.Module, incompatible_keys: Any) -> None:
     _let_go(module)
 
 
-def _running(module: torch.nn.Module) -> tuple[Engine | None, int]:
-    if torch.compiler.is_compiling():
+def require_not_compiled(model: torch.nn.Module) -> None:
+    """Raises where a part of `model` is compiled: what is traced into one graph has no hooks that run."""
+    if overlap.is_compiled(model):
         raise UsageError(
-            "torch.compile does not work with partitioned parameters (zero_optimization.stage 3): use stage 2, or do not "
-            "compile the model"
+            "torch.compile does not work with partitioned or offloaded parameters (zero_optimization.stage 3): use stage "
+            "2, or do not compile the model"
         )
+
+
+def _running(module: torch.nn.Module) -> tuple[Engine | None, int]:
     owner, unit, _ = _parts.get(module, (None, -1, []))
     engine = None if owner is None else owner()
     return (None, unit) if engine is None or engine.is_closed else (engine, unit)

@@ -284,6 +284,11 @@ def access(rank: int, world: int, param_offload: str) -> Any:
         views[0].sum()
     with pytest.raises(RuntimeError):
         lost.backward()
+    # What is compiled has no hooks.
+    model.norm.compile(backend="eager")
+    with pytest.raises(pannier.UsageError, match="torch.compile"):
+        engine(tokens(1, rank))
+    model.norm._compiled_call_impl = None
     # What is loaded counts.
     model.load_state_dict(state)
     assert torch.equal(pannier.safe_get_full_fp32_param(weight), want["blocks.1.up.weight"])
