@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pannier import backward_checks, core, groups, inputs, lr_schedules, managed, overlap, units
+from pannier import backward_checks, core, groups, inputs, lr_schedules, managed, overlap, sharded, units
 from pannier.batches import Batches
 from pannier.config import Config
 from pannier.errors import UsageError
@@ -84,6 +84,9 @@ class Engine(Batches, torch.nn.Module):
         hooks = list(units.watch(module, self)) if core.call(handle.wants_ticks) else []
         hooks += overlap.watch(module, self, handle, self._params)
         self._overlaps = core.call(handle.overlaps)
+        self._partitions = core.call(handle.partitions)
+        if self._partitions:
+            hooks += sharded.watch(module, self, self._params)
         self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs, hooks)
 
     # --- the verbs of a training loop ---
@@ -93,6 +96,8 @@ class Engine(Batches, torch.nn.Module):
         if not torch.compiler.is_compiling():  # A finalizer can't be traced. Verbs after forward check the same.
             core.call(self.core.tick_forward, 0)
             self.wait_before_forward()
+            if self._partitions:
+                sharded.require_not_compiled(self.module)
         self._look_at_batch(inputs, kwargs)
         return self.module(*inputs, **kwargs)
 
@@ -363,6 +368,23 @@ class Engine(Batches, torch.nn.Module):
         """Tells the core that a unit is about to run. Nothing after `destroy()`, and in a forked child."""
         if self._finalizer.alive and os.getpid() == self._process_id:
             core.call(self._core.tick_forward, unit)
+
+    def tell(self, what: str, unit: int) -> None:
+        """With partitioned parameters: tells the core that a unit begins or ends. Nothing after `destroy()`."""
+        if self._finalizer.alive and os.getpid() == self._process_id:
+            core.call(getattr(self._core, what), unit)
+
+    def use_parameter(self, index: int) -> None:
+        """With partitioned parameters: somebody in the model reads one whose module does not run."""
+        self.tell("use_parameter", index)
+
+    def hold_parameters(self, indices: Sequence[int]) -> None:
+        """Makes parameters whole until `let_go_parameters`. All ranks call it."""
+        core.call(self.core.hold, list(indices))
+
+    def let_go_parameters(self, indices: Sequence[int], modifier_rank: int | None = None) -> None:
+        """Ends `hold_parameters`. With `modifier_rank` all ranks get that rank's values."""
+        core.call(self.core.let_go, list(indices), -1 if modifier_rank is None else modifier_rank)
 
     def said_once(self, what: str) -> bool:
         """Whether this engine said `what` before; from now on it did."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pannier import comm, core, devices, foreign_use, groups, lr_schedules, managed
+from pannier import comm, core, devices, foreign_use, groups, lr_schedules, managed, sharded
 from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
@@ -96,6 +96,7 @@ def initialize(
                 numbers,
                 list(model.buffers()),
                 device,
+                sharded.parameters_of_units(model, list(params.values())),
                 comm.engine_group(device or _device_of(params), read.config["pannier"]["collective_timeout"]),
             )
             engine = Engine(model, read, handle, list(params.values()), wrapped, rank, world_size)

@@ -67,7 +67,12 @@ def needs_everything(model: torch.nn.Module) -> bool:
 
     An evaluation counts too, since torch's modules then take short cuts past their own submodules.
     """
-    return not model.training or any(
+    return not model.training or is_compiled(model)
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether a part of `model` is compiled."""
+    return any(
         part._compiled_call_impl is not None or type(part).__module__.startswith("torch._dynamo")
         for part in model.modules()
     )

@@ -1,4 +1,4 @@
-"""ZeRO's helpers for one rank, where every parameter is whole and in place."""
+"""ZeRO's helpers: whole parameters where an engine keeps them partitioned (stage 3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pannier import managed
+from pannier import managed, sharded
 
 if TYPE_CHECKING:
     from pannier.engine import Engine
@@ -32,7 +32,7 @@ class ZeroParamType(enum.Enum):
 
 
 class Init:
-    """Builds a model whose parameters are sharded from the start; with one rank, an ordinary model."""
+    """Accepted for scripts that have it: the model is built whole, as without, and `initialize` partitions it."""
 
     def __init__(self, module: torch.nn.Module | None = None, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.module = module
@@ -48,7 +48,12 @@ class Init:
 
 
 class GatheredParameters:
-    """Whole parameters inside a `with` block. With one rank they are whole anyway; edits inside it count."""
+    """Whole parameters inside a `with` block, which all ranks enter and leave together.
+
+    Edits inside it count. With `modifier_rank` only that rank may make them, and the others get its values; without, all
+    ranks must make the same. A block left by an exception exchanges nothing. Parameters that are not partitioned are
+    whole anyway.
+    """
 
     def __init__(
         self,
@@ -60,26 +65,34 @@ class GatheredParameters:
         self.params = [params] if isinstance(params, torch.Tensor) else list(params)
         self.modifier_rank = modifier_rank
         self.enabled = enabled
+        self._held: list[tuple[Engine, list[int]]] = []
 
     def __enter__(self) -> None:
-        for engine in self._engines() if self.enabled else ():
-            engine.wait_for_parameters()
+        for engine, indices in self._by_engine() if self.enabled else ():
+            engine.hold_parameters(indices)
+            self._held.append((engine, indices))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Edits through `.data` are not counted by torch; who may modify is taken to have done so.
-        if self.enabled and self.modifier_rank is not None:
-            for engine in self._engines():
-                engine.parameters_changed()
+        for engine, indices in self._held:
+            engine.let_go_parameters(indices, self.modifier_rank if kind is None else None)
+        self._held = []
 
-    def _engines(self) -> set[Engine]:
-        return {owner[0] for param in self.params if (owner := managed.owner_of(param)) is not None}
+    def _by_engine(self) -> list[tuple[Engine, list[int]]]:
+        found: dict[int, tuple[Engine, list[int]]] = {}
+        for param in self.params:
+            if (owner := managed.owner_of(param)) is not None:
+                found.setdefault(id(owner[0]), (owner[0], []))[1].append(owner[1])
+        return [(engine, sorted(set(indices))) for engine, indices in found.values()]
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
-    """Says that `module` uses `parameter` of another module; with one rank there is nothing to do."""
+    """Says that `module` uses `parameter` of another module, which is then whole while `module` runs."""
+    sharded.external_parameters(module).append(parameter)
 
 
 def unregister_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
     """Takes `register_external_parameter` back."""
+    known = sharded.external_parameters(module)
+    known[:] = [param for param in known if param is not parameter]

@@ -104,9 +104,9 @@ TEST(Supported, RefusesWhatThisVersionCannotRun) {
   EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
                           {"device": "nvme", "nvme_path": "/n"}}})"),
               HasSubstr("zero_optimization.offload_optimizer.device \"nvme\": this version"));
-  EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+  EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}},
                           "gradient_allreduce_op": "sum"})"),
-              AllOf(HasSubstr("2 errors"), HasSubstr("offload_param.device: this version"),
+              AllOf(HasSubstr("2 errors"), HasSubstr("offload_param.device \"nvme\": this version"),
                     HasSubstr("gradient_allreduce_op: this version averages")));
   EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})"),
               HasSubstr("offload_optimizer.ratio: this version"));

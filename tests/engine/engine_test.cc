@@ -59,6 +59,27 @@ TEST(Engine, StageAndHomeChangeNoBit) {
   }
 }
 
+TEST(Engine, ParametersThatRestInHostMemoryChangeNoBitAndAreRefusedOutsideOfAForward) {
+  for (const std::string home : {"none", "cpu"}) {
+    const std::string text = fmt::format(
+        R"({{"train_batch_size": 4, "gradient_accumulation_steps": 2,
+        "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
+        "zero_optimization": {{"stage": 3, "offload_optimizer": {{"device": "{}"}},
+                              "offload_param": {{"device": "cpu"}}, "stage3_param_persistence_threshold": 1}}}})",
+        home);
+    const auto expected = train(config_text("none", 0), 5);
+    const auto actual = train(text, 5);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(at::equal(expected[i], actual[i])) << home;
+    }
+    auto model = make_model();
+    const auto engine = initialize(model, Config::from_text(text));
+    EXPECT_ANY_THROW((void)model->forward(at::ones({2, 8})));
+    engine->begin_unit(0);
+    EXPECT_NO_THROW((void)model->forward(at::ones({2, 8})));
+  }
+}
+
 TEST(Engine, Fp32IsTheReferenceArithmeticBitForBit) {
   for (const std::string home : {"none", "cpu"}) {
     auto model = make_model();

@@ -240,7 +240,7 @@ TEST_P(Engines, FailsAReadAndServesTheNext) {
 TEST_P(Engines, FindsAFlippedBitAndNamesExtentAndLabel) {
   Bench bench(GetParam(), one_extent(50000), {.piece_nbytes = 4096});
   bench.write(0, pattern(50000, 1));
-  bench.disk.add({.kind = FaultKind::kFlipBit, .on_read = true, .skip = 3, .times = 1, .bit = 12345});
+  bench.disk.add({.kind = FaultKind::kFlipBit, .on_read = true, .skip = 3, .times = 1, .bit = 1234});
   try {
     static_cast<void>(bench.read(0));
     FAIL() << "a flipped bit went unseen";

@@ -30,6 +30,22 @@ TEST(BucketLayout, GivesAParameterLargerThanABucketItsOwn) {
   EXPECT_EQ(layout.num_buckets(), 3);
 }
 
+TEST(BucketLayout, NeverMixesGroupsAndPutsTheLastGroupLast) {
+  const std::vector<std::int64_t> numels{10, 20, 30, 40, 50};
+  const std::vector<int> groups{1, kLastGroup, 2, 1, kLastGroup};
+  const BucketLayout layout(numels, {.bucket_numel = 1000}, groups);
+  ASSERT_EQ(layout.num_buckets(), 3);
+  EXPECT_EQ(layout.bucket_of(3), 0);
+  EXPECT_EQ(layout.bucket_of(0), 0);  // Of the same group, though another one's parameter lies between.
+  EXPECT_EQ(layout.bucket_of(2), 1);
+  EXPECT_EQ(layout.bucket_of(4), 2);
+  EXPECT_EQ(layout.bucket_of(1), 2);
+  EXPECT_EQ(layout.group_of(0), 1);
+  EXPECT_EQ(layout.group_of(1), 2);
+  EXPECT_EQ(layout.group_of(2), kLastGroup);
+  EXPECT_EQ(layout.segment_of(0).offset, 64);
+}
+
 TEST(BucketLayout, AcceptsNoParameters) {
   const BucketLayout layout({}, {});
   EXPECT_EQ(layout.num_buckets(), 0);

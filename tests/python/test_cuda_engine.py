@@ -66,6 +66,38 @@ def test_a_model_on_the_cpu_is_taken_to_the_gpu() -> None:
     assert same(*results)
 
 
+@pytest.mark.parametrize("home", ["none", "cpu"])
+def test_parameters_in_host_memory_change_no_bit_and_take_less_of_the_gpu(home: str) -> None:
+    results, resting = [], []
+    for stage in (2, 3):
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        model = make_model(layers=16)
+        zero = {"stage": stage, "offload_optimizer": {"device": home}, "reduce_bucket_size": WIDTH * WIDTH}
+        if stage == 3:
+            zero |= {"offload_param": {"device": "cpu"}, "stage3_prefetch_bucket_size": 2 * WIDTH * WIDTH}
+        engine, _, _, _ = pannier.initialize(
+            model=model,
+            config={
+                "train_batch_size": 1,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+                "gradient_clipping": 1.0,
+                "bf16": {"enabled": True},
+                "zero_optimization": zero,
+            },
+        )
+        for _ in range(4):
+            step(engine)
+        resting.append(engine.memory_stats()["device"]["by_owner"]["parameters"]["current"])
+        results.append([value.cpu() for value in model.state_dict().values()])
+        engine.destroy()
+        del engine, model
+        gc.collect()
+        assert torch.cuda.memory_allocated() <= before + 2**20
+    assert same(*results)
+    assert resting[1] <= resting[0] / 8
+
+
 def test_buffers_that_share_memory_share_it_on_the_gpu_too() -> None:
     model = make_model()
     make_engine(model)

@@ -34,7 +34,7 @@ class ReleasedParametersTest : public testing::Test {
   std::vector<std::int64_t> numels_{6, 1, 0};
   BucketLayout layout_{numels_, {}};
   ParameterBuckets buckets_{*device_, layout_, {matrix_, scalar_, empty_}, {"m", "s", "e"}, at::kFloat};
-  ReleasedParameters released_{layout_, buckets_};
+  ReleasedParameters released_{layout_, buckets_, {.read = "while it was away", .replaced = "while it was away"}};
 };
 
 TEST_F(ReleasedParametersTest, ReadingThrowsAndShapesStay) {

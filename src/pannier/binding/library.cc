@@ -76,7 +76,8 @@ void define_engine(torch::Library& library) {
   library.class_<EngineHolder>("Engine")
       .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>,
                        std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>, std::vector<at::Tensor>,
-                       std::string, std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>>())
+                       std::string, std::vector<std::vector<std::int64_t>>,
+                       std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>>())
       .def("tick_forward",
            [](const Self& self, std::int64_t unit) {
              translated([&] { self->core.tick_forward(static_cast<int>(unit)); });
@@ -98,6 +99,35 @@ void define_engine(torch::Library& library) {
              translated([&] { self->core.wait_for_unit(static_cast<int>(unit)); });
            })
       .def("wait_for_parameters", [](const Self& self) { translated([&] { self->core.wait_for_parameters(); }); })
+      .def("partitions", [](const Self& self) { return self->core.gatherer() != nullptr; })
+      .def("begin_unit_forward",
+           [](const Self& self, std::int64_t unit) {
+             translated([&] { self->core.gatherer()->begin_forward(static_cast<int>(unit)); });
+           })
+      .def("end_unit_forward",
+           [](const Self& self, std::int64_t unit) {
+             translated([&] { self->core.gatherer()->end_forward(static_cast<int>(unit)); });
+           })
+      .def("begin_unit_backward",
+           [](const Self& self, std::int64_t unit) {
+             translated([&] { self->core.begin_unit_backward(static_cast<int>(unit)); });
+           })
+      .def("end_unit_backward",
+           [](const Self& self, std::int64_t unit) {
+             translated([&] { self->core.end_unit_backward(static_cast<int>(unit)); });
+           })
+      .def("use_parameter",
+           [](const Self& self, std::int64_t parameter) { translated([&] { self->core.use(parameter); }); })
+      .def("hold",
+           [](const Self& self, const std::vector<std::int64_t>& parameters) {
+             translated([&] { self->core.hold(parameters); });
+           })
+      .def("let_go",
+           [](const Self& self, const std::vector<std::int64_t>& parameters, std::int64_t modifier) {
+             translated([&] {
+               self->core.let_go(parameters, modifier < 0 ? std::nullopt : std::optional(static_cast<int>(modifier)));
+             });
+           })
       .def("overlaps", [](const Self& self) { return self->core.overlaps(); })
       .def("begin_backward",
            [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -89,6 +90,9 @@ class Communicator {
   /// Throws CollectiveError if the group is dead. To be called after the host waited for device work that may depend on
   /// an exchange: a dead group's exchanges end without their data.
   virtual void check() = 0;
+  /// From now on the messages of CollectiveErrors end with what `explain` makes of them: what a bucket holds, say. Any
+  /// thread may call it.
+  virtual void explain_failures(std::function<std::string(const std::string& message)> explain) = 0;
   /// Bytes that this rank has sent.
   [[nodiscard]] virtual WireBytes wire_bytes() const = 0;
   /// Leaves the group and ends its threads. No operation may follow.

@@ -43,6 +43,9 @@ class GroupCommunicator final : public Communicator {
   void agree(const std::string& name, const std::string& value) override;
   void report_failure(const std::string& message) override;
   void check() override;
+  void explain_failures(std::function<std::string(const std::string&)> explain) override {
+    parts_.state->explain_failures(std::move(explain));
+  }
   [[nodiscard]] WireBytes wire_bytes() const override;
   void close() override;
 

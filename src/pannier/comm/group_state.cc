@@ -29,8 +29,15 @@ std::optional<std::string> GroupState::failure() const {
 
 void GroupState::throw_if_failed(const std::string& operation) const {
   if (const auto message = failure()) {
-    throw CollectiveError(fmt::format("{}: {}", operation, *message));
+    const std::string text = fmt::format("{}: {}", operation, *message);
+    const std::lock_guard lock(mutex_);
+    throw CollectiveError(explain_ ? text + explain_(text) : text);
   }
+}
+
+void GroupState::explain_failures(std::function<std::string(const std::string&)> explain) {
+  const std::lock_guard lock(mutex_);
+  explain_ = std::move(explain);
 }
 
 void GroupState::on_failure(std::function<void()> handler) {

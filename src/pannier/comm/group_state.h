@@ -21,8 +21,10 @@ class GroupState {
   /// Marks the group dead for good and wakes everybody. The first failure stays, and the handler runs once, here.
   void fail(const std::string& message);
   [[nodiscard]] std::optional<std::string> failure() const;
-  /// Throws CollectiveError with `operation` and the failure, if there is one.
+  /// Throws CollectiveError with `operation`, the failure and what explains it, if there is one.
   void throw_if_failed(const std::string& operation) const;
+  /// Sets what is added to the text of a failure that is thrown.
+  void explain_failures(std::function<std::string(const std::string&)> explain);
   /// Sets what is called when the group fails; it is called at once if that has happened.
   void on_failure(std::function<void()> handler);
   /// Takes the handler away; afterwards it is not called any more, nor running.
@@ -49,6 +51,7 @@ class GroupState {
   mutable std::mutex mutex_;  ///< Guards the failure, and what callers keep under `change` and `wait`.
   std::condition_variable changed_;
   std::optional<std::string> failure_;
+  std::function<std::string(const std::string&)> explain_;  ///< May be empty.
   std::recursive_mutex handler_mutex_;  ///< Guards the handler while it runs; it may fail the group again.
   std::function<void()> handler_;
 };

@@ -21,6 +21,7 @@ class SoloCommunicator final : public Communicator {
   void agree(const std::string& /*name*/, const std::string& /*value*/) override {}
   void report_failure(const std::string& /*message*/) override {}
   void check() override {}
+  void explain_failures(std::function<std::string(const std::string&)> /*explain*/) override {}
   [[nodiscard]] WireBytes wire_bytes() const override { return {}; }
   void close() override {}
 };

@@ -117,8 +117,9 @@ void Config::require_supported() const {
   refuse(zero.optimizer_home == Home::kNvme,
          "zero_optimization.offload_optimizer.device \"nvme\": this version keeps optimizer states on the device or in "
          "host memory; use \"cpu\"");
-  refuse(zero.param_home != Home::kDevice,
-         "zero_optimization.offload_param.device: this version keeps parameters on the device; use \"none\"");
+  refuse(zero.param_home == Home::kNvme,
+         "zero_optimization.offload_param.device \"nvme\": this version keeps parameters on the device or in host "
+         "memory; use \"cpu\"");
   refuse(zero.ratio < 1.0,
          "zero_optimization.offload_optimizer.ratio: this version does not split states by a ratio; leave it out, and "
          "set pannier.device_memory to say how much the device may hold");

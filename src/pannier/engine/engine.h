@@ -40,7 +40,8 @@ class Engine {
   /// device are back on the host before forward begins; with it they may stay until their memory is needed. Results do
   /// not depend on it. With "overlap_step" it also waits for the parameters that the unit reads (core().set_units();
   /// else all), so begin_unit(0) must come before each forward: parameters that are not in place throw when they are
-  /// read.
+  /// read. The same holds for parameters that are partitioned or offloaded (stage 3), which are all whole from
+  /// begin_unit(0) to the step.
   void begin_unit(int index) { core_.tick_forward(index); }
 
   /// Runs backward from a loss of one element; gradients go to the engine. Returns the loss divided by the accumulation

@@ -44,6 +44,9 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.device_budget = config.pannier.device_memory_nbytes;
   options.overlap_step = config.pannier.overlap_step;
   options.update_threads = config.pannier.threads;
+  options.sharding.parameter_home = config.zero.param_home;
+  options.sharding.prefetch_numel = config.zero.prefetch_bucket_numel.value_or(options.sharding.prefetch_numel);
+  options.sharding.persistence_numel = config.zero.param_persistence_numel.value_or(options.sharding.persistence_numel);
   return options;
 }
 
@@ -57,12 +60,6 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
       scaler_(config_.effective_loss_scale()),
       process_(getpid()) {
   config_.require_supported();
-  if (config_.zero.stage == 3 && communicator_->world_size() > 1) {
-    throw ConfigError(fmt::format(
-        "zero_optimization.stage 3 with {} ranks is not supported by this version, which partitions optimizer "
-        "states and gradients (stages 1 and 2)",
-        communicator_->world_size()));
-  }
   check_inputs(inputs);
   require_separate_memory(inputs);
   agree(inputs);
@@ -92,6 +89,10 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   }
   PartsOptions options =
       parts_options(config_, inputs.algorithm.value_or(kernels::Algorithm::kAdamW), inputs.groups, batch_.accumulation);
+  knows_units_ = !inputs.units.empty();
+  for (const auto& unit : inputs.units) {
+    options.sharding.units.push_back(managed(unit));
+  }
   options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
   const MemoryPlanInput input =
       plan_input(options, numels, unmanaged.nbytes(), communicator_->rank(), communicator_->world_size());

@@ -34,6 +34,10 @@ struct EngineInputs {
   /// Where to train. Parameters and buffers that are on the CPU go there, a bucket at a time, so that the device never
   /// holds more than was planned. Empty: where the parameters are.
   std::optional<c10::Device> device = std::nullopt;
+  /// Which parameters, by their index here, each unit of the model may read: unit i of tick_forward() those of
+  /// everything below it, 0 those of no unit. Matters with stage 3. Empty: units are not known, and nobody says when
+  /// they end, so all is whole from tick_forward(0) to the step.
+  std::vector<std::vector<std::int64_t>> units = {};
   /// The ranks that train together; null: this one alone.
   std::unique_ptr<Communicator> communicator = nullptr;
 };
@@ -90,6 +94,19 @@ class EngineCore {
   void wait_for_unit(int unit);
   /// With "overlap_step": all parameters are in place for what the caller does next.
   void wait_for_parameters();
+  /// With stage 3: what makes parameters whole; null: they always are.
+  [[nodiscard]] ParameterGatherer* gatherer() noexcept { return parts_ ? parts_->gatherer : nullptr; }
+  /// A unit's backward begins: its parameters are whole. It has ended: they may be taken apart, and their gradients
+  /// shared.
+  void begin_unit_backward(int unit);
+  void end_unit_backward(int unit);
+  /// Somebody in the model reads a parameter whose unit does not run (ParameterGatherer::use).
+  void use(std::int64_t parameter);
+  /// Makes parameters whole until let_go(). All ranks call it; does nothing where they always are.
+  void hold(const std::vector<std::int64_t>& parameters);
+  /// Ends hold(). With a `modifier`, a rank, the others get its values, and it is a ConfigError on all if another rank
+  /// changed any; all ranks call it. Without, edits count as they do elsewhere.
+  void let_go(const std::vector<std::int64_t>& parameters, std::optional<int> modifier);
   /// Whether parameters may be away when step() has returned.
   [[nodiscard]] bool overlaps() const noexcept { return parts_ != nullptr && parts_->overlap != nullptr; }
   /// Whether the caller should tell units apart by tick_forward().
@@ -159,6 +176,9 @@ class EngineCore {
   [[nodiscard]] std::string common_text(const std::vector<kernels::Hyperparameters>& groups) const;
   void require_same(const at::Tensor& value, const std::string& what);
   void take_edits(bool take_replaced);
+  [[nodiscard]] std::vector<int> managed(const std::vector<std::int64_t>& parameters) const;
+  void share_edits(const std::vector<int>& parameters, int modifier);
+  void end_reducer_backward();
   void share_unmanaged(const EngineInputs& inputs);
   [[nodiscard]] double gradient_scale() const { return scaler_.scale() * communicator_->world_size(); }
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
@@ -204,6 +224,7 @@ class EngineCore {
   bool in_own_backward_ = false;     ///< Between begin_backward() and its end; not in a backward that the caller runs.
   bool has_backward_ = false;        ///< There was a backward since the last step().
   std::optional<std::size_t> cap_;   ///< The device memory cap that this engine has set.
+  bool knows_units_ = false;         ///< Somebody says when units begin and end.
   bool closed_ = false;
   int process_ = 0;  ///< The process that built it; a forked child does nothing.
 };

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <array>
-#include <numeric>
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
@@ -15,18 +14,84 @@ namespace pannier {
 
 void EngineCore::set_units(const std::vector<std::vector<std::int64_t>>& parameters_of) {
   require_open();
-  std::vector<std::vector<int>> managed;
+  std::vector<std::vector<int>> units;
   for (const auto& parameters : parameters_of) {
-    auto& unit = managed.emplace_back();
-    for (const std::int64_t parameter : parameters) {
-      const int index = managed_of_.at(static_cast<std::size_t>(parameter));
-      if (index >= 0) {
-        unit.push_back(index);
-      }
-    }
+    units.push_back(managed(parameters));
   }
   if (overlaps()) {
-    parts_->overlap->set_units(managed);
+    parts_->overlap->set_units(units);
+  }
+}
+
+// Those of them that this engine trains, as the parts number them.
+std::vector<int> EngineCore::managed(const std::vector<std::int64_t>& parameters) const {
+  std::vector<int> result;
+  for (const std::int64_t parameter : parameters) {
+    if (const int index = managed_of_.at(static_cast<std::size_t>(parameter)); index >= 0) {
+      result.push_back(index);
+    }
+  }
+  return result;
+}
+
+void EngineCore::use(std::int64_t parameter) {
+  for (const int index : managed({parameter})) {
+    gatherer()->use(index);
+    parts_->reducer->unit_began({parts_->layout->bucket_of(index)});  // Its end will not be seen.
+  }
+}
+
+void EngineCore::hold(const std::vector<std::int64_t>& parameters) {
+  require_open();
+  wait_for_parameters();
+  if (gatherer() != nullptr) {
+    gatherer()->hold(managed(parameters));
+  }
+}
+
+void EngineCore::let_go(const std::vector<std::int64_t>& parameters, std::optional<int> modifier) {
+  require_open();
+  if (parts_ == nullptr) {
+    return;
+  }
+  const std::vector<int> indices = managed(parameters);
+  const auto let_go = [&] {
+    if (gatherer() != nullptr) {
+      gatherer()->let_go(indices);
+    }
+  };
+  try {
+    if (modifier) {
+      share_edits(indices, *modifier);
+    }
+  } catch (...) {
+    let_go();
+    throw;
+  }
+  let_go();
+}
+
+void EngineCore::share_edits(const std::vector<int>& parameters, int modifier) {
+  const c10::NoGradGuard no_grad;
+  take_edits(true);
+  std::int64_t edited_here = 0;
+  for (const int parameter : parameters) {
+    edited_here += edited_.contains(parameter) ? 1 : 0;
+  }
+  std::int64_t edited_elsewhere = communicator_->rank() == modifier ? 0 : edited_here;
+  communicator_->sum({&edited_elsewhere, 1});
+  for (const int parameter : parameters) {
+    const at::Tensor flat = parts_->parameters->bucket(parts_->layout->bucket_of(parameter));
+    const Segment& segment = parts_->layout->segment_of(parameter);
+    communicator_->broadcast(flat.narrow(0, segment.offset, segment.numel), modifier);
+    edited_.insert(parameter);
+  }
+  parts_->pipeline->take_edits(parameters);
+  if (edited_elsewhere > 0) {
+    throw ConfigError(fmt::format(
+        "parameters were changed inside GatheredParameters on a rank that is not its modifier_rank {}; all ranks have "
+        "that rank's values now",
+        modifier));
   }
 }
 
@@ -44,7 +109,9 @@ void EngineCore::wait_for_parameters() {
 }
 
 void EngineCore::take_edits(bool take_replaced) {
-  const std::vector<int> edited = parts_->parameters->take_edits(take_replaced);
+  std::vector<int> edited = parts_->parameters->take_edits(take_replaced);
+  const std::vector<int> at_rest = parts_->residence->take_edited();
+  edited.insert(edited.end(), at_rest.begin(), at_rest.end());
   edited_.insert(edited.begin(), edited.end());
   parts_->pipeline->take_edits(edited);
 }
@@ -78,7 +145,7 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   const int index = managed_index(parameter);
   wait_for_parameters();
   if (parts_->reducer->in_backward()) {
-    parts_->reducer->end_backward();
+    end_reducer_backward();
   }
   const ShardPiece& piece = parts_->shards->piece_of(index);
   const bool is_used = parts_->reducer->used(index);
@@ -135,9 +202,13 @@ void EngineCore::parameters_changed() {
   require_open();
   wait_for_parameters();
   if (parts_) {
-    std::vector<int> all(steps_.size());
-    std::iota(all.begin(), all.end(), 0);
-    (void)parts_->parameters->take_edits(true);
+    take_edits(true);
+    std::vector<int> all;  // What is partitioned now can't have been written.
+    for (int i = 0; i < static_cast<int>(steps_.size()); ++i) {
+      if (parts_->parameters->has_memory(parts_->layout->bucket_of(i))) {
+        all.push_back(i);
+      }
+    }
     parts_->pipeline->take_edits(all);
   }
 }

@@ -36,7 +36,7 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
   }
   require_outside_backward("backward()");
   if (parts_->reducer->in_backward()) {
-    parts_->reducer->end_backward();  // One that the caller ran himself.
+    end_reducer_backward();  // One that the caller ran himself.
   }
   if (!lost_micro_batches_ && !parts_->reducer->backward_failed()) {
     broken_ = false;  // What failed was a window of one micro-batch, which is gone.
@@ -71,6 +71,9 @@ void EngineCore::open_backward() {
 void EngineCore::tick_forward(int unit) {
   require_open();
   tracer_.tick_forward(unit);
+  if (unit == 0 && !knows_units_ && gatherer() != nullptr) {
+    gatherer()->begin_forward(0);
+  }
   const auto begin = std::chrono::steady_clock::now();
   if (parts_ && parts_->down) {
     unit == 0 ? parts_->down->hold(kMostHold) : parts_->down->go_on();
@@ -90,13 +93,31 @@ void EngineCore::tick_forward(int unit) {
 void EngineCore::end_backward() {
   require_open();
   try {
-    parts_->reducer->end_backward();
+    end_reducer_backward();
   } catch (const std::exception& error) {
     abort_backward(error.what());
     throw;
   }
   in_own_backward_ = false;
   tracer_.end_backward();
+}
+
+void EngineCore::end_reducer_backward() {
+  parts_->reducer->end_backward();
+  if (gatherer() != nullptr) {
+    gatherer()->finish_backward();
+  }
+}
+
+void EngineCore::begin_unit_backward(int unit) {
+  require_open();
+  parts_->reducer->unit_began(gatherer()->begin_backward(unit));
+}
+
+void EngineCore::end_unit_backward(int unit) {
+  require_open();
+  gatherer()->end_backward(unit);
+  parts_->reducer->unit_ended(gatherer()->buckets_of(unit));
 }
 
 void EngineCore::abort_backward(const std::string& why) {
@@ -154,6 +175,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     throw ConfigError(fmt::format("step() got {} parameter groups, the engine has {}", groups.size(), num_groups_));
   }
   require_outside_backward("step()");
+  if (gatherer() != nullptr && gatherer()->is_held()) {
+    throw ConfigError("step() inside pannier.zero.GatheredParameters is not allowed: leave its block first");
+  }
   auto phase = tracer_.phase("step");
   wait_for_parameters();
   if (parts_->overlap && route_planner_) {
@@ -182,6 +206,10 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     return StepOutcome::kAccumulating;
   }
   take_edits(true);
+  if (gatherer() != nullptr) {
+    gatherer()->rest_all();
+    take_edits(false);  // Those that came to light when parameters were taken apart.
+  }
   if (parts_->pilot) {
     parts_->pilot->tick_update();
   }
@@ -194,6 +222,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   const Verdict verdict = update(groups);
   const bool skip = verdict.decision.skip != 0;
   reducer.drop_window(true);
+  if (gatherer() != nullptr) {
+    gatherer()->end_window();
+  }
   if (route_planner_) {
     route_planner_->end_step();  // A bucket that changes its route must hold no gradient.
   }

@@ -89,7 +89,7 @@ std::string plan_json(EngineCore& engine) {
                 {"optimizer states", plan.device_optimizer_states},
                 {"total", plan.device()}}},
               {"host",
-               {{"parameters", 0},
+               {{"parameters", plan.host_parameters},
                 {"gradients", plan.host_gradients},
                 {"optimizer states", plan.host_optimizer_states},
                 {"total", plan.host()}}},

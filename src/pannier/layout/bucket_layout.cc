@@ -15,24 +15,39 @@ void BucketOptions::validate() const {
   }
 }
 
-BucketLayout::BucketLayout(std::span<const std::int64_t> numels, const BucketOptions& options) {
+BucketLayout::BucketLayout(std::span<const std::int64_t> numels, const BucketOptions& options,
+                           std::span<const int> group_of) {
   options.validate();
+  PANNIER_CHECK(group_of.empty() || group_of.size() == numels.size(),
+                fmt::format("{} groups of {} parameters", group_of.size(), numels.size()));
   bucket_of_.resize(numels.size());
   segment_index_.resize(numels.size());
-  for (auto i = static_cast<std::int64_t>(numels.size()) - 1; i >= 0; --i) {
-    const auto index = static_cast<std::size_t>(i);
-    const std::int64_t numel = numels[index];
-    PANNIER_CHECK(numel >= 0, fmt::format("parameter {} has {} elements", i, numel));
-    const bool fits = !buckets_.empty() && buckets_.back().numel + numel <= options.bucket_numel;
-    if (!fits) {
-      buckets_.emplace_back();
+  for (const bool last : {false, true}) {
+    for (std::size_t i = numels.size(); i-- > 0;) {
+      const int group = group_of.empty() ? 0 : group_of[i];
+      if ((group == kLastGroup) == last) {
+        place(static_cast<int>(i), numels[i], group, options);
+      }
     }
-    Bucket& bucket = buckets_.back();
-    bucket_of_[index] = num_buckets() - 1;
-    segment_index_[index] = bucket.segments.size();
-    bucket.segments.push_back({.parameter = static_cast<int>(i), .offset = bucket.numel, .numel = numel});
-    bucket.numel += round_up(numel, kSegmentAlignment);
   }
+}
+
+void BucketLayout::place(int parameter, std::int64_t numel, int group, const BucketOptions& options) {
+  PANNIER_CHECK(numel >= 0, fmt::format("parameter {} has {} elements", parameter, numel));
+  const auto open = open_.find(group);
+  const bool fits =
+      open != open_.end() && buckets_[static_cast<std::size_t>(open->second)].numel + numel <= options.bucket_numel;
+  if (!fits) {
+    open_[group] = num_buckets();
+    buckets_.emplace_back();
+    group_of_.push_back(group);
+  }
+  const int index = open_[group];
+  Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
+  bucket_of_[static_cast<std::size_t>(parameter)] = index;
+  segment_index_[static_cast<std::size_t>(parameter)] = bucket.segments.size();
+  bucket.segments.push_back({.parameter = parameter, .offset = bucket.numel, .numel = numel});
+  bucket.numel += round_up(numel, kSegmentAlignment);
 }
 
 const Segment& BucketLayout::segment_of(int parameter) const {

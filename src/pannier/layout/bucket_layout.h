@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct BucketOptions {
                               << 20;  ///< A bucket is closed before it would exceed this many elements.
   void validate() const;              ///< Throws ConfigError unless bucket_numel is positive.
 };
+
+/// The group of parameters whose buckets come last; see BucketLayout.
+inline constexpr int kLastGroup = -1;
 
 /// One parameter's place in its bucket.
 struct Segment {
@@ -55,9 +59,10 @@ struct Shard {
 /// The buckets of a model. Immutable.
 class BucketLayout {
  public:
-  /// `numels[i]` is the element count of parameter i in the model's order. Throws ConfigError for bad options and
-  /// InternalError for a negative count.
-  BucketLayout(std::span<const std::int64_t> numels, const BucketOptions& options);
+  /// `numels[i]` is the element count of parameter i in the model's order. Parameters of different groups never share a
+  /// bucket; those of kLastGroup come after all others. Without `group_of` all are one group. Throws ConfigError for
+  /// bad options and InternalError for a negative count.
+  BucketLayout(std::span<const std::int64_t> numels, const BucketOptions& options, std::span<const int> group_of = {});
 
   [[nodiscard]] const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   [[nodiscard]] int num_buckets() const noexcept { return static_cast<int>(buckets_.size()); }
@@ -66,12 +71,18 @@ class BucketLayout {
   [[nodiscard]] int bucket_of(int parameter) const { return bucket_of_.at(static_cast<std::size_t>(parameter)); }
   /// A parameter's place in its bucket.
   [[nodiscard]] const Segment& segment_of(int parameter) const;
+  /// The group of a bucket's parameters; 0 where there were none.
+  [[nodiscard]] int group_of(int bucket) const { return group_of_.at(static_cast<std::size_t>(bucket)); }
   /// Elements stored in all buckets, padding included.
   [[nodiscard]] std::int64_t numel() const noexcept;
 
  private:
+  void place(int parameter, std::int64_t numel, int group, const BucketOptions& options);
+
   std::vector<Bucket> buckets_;
   std::vector<int> bucket_of_;
+  std::vector<int> group_of_;  ///< By bucket.
+  std::map<int, int> open_;    ///< By group: its last bucket.
   std::vector<std::size_t> segment_index_;
 };
 

@@ -14,7 +14,13 @@ namespace pannier {
 
 StepOverlap::StepOverlap(StepOverlapParts parts, const HostUpdaterOptions& options)
     : parts_(parts),
-      released_(parts.layout, parts.parameters),
+      released_(
+          parts.layout, parts.parameters,
+          {.read = "while the engine was still updating it: with \"overlap_step\" it is in place when the forward "
+                   "of its module begins. Call engine.synchronize() before anything else reads it, and take views "
+                   "and copies of it after that",
+           .replaced = "while the engine was still updating it, and is not taken: the parameter has the update's "
+                       "values. Call engine.synchronize() before replacing data"}),
       updater_(parts.up, parts.layout.num_buckets(), options),
       first_use_(static_cast<std::size_t>(parts.layout.num_buckets())) {
   for (int b = 0; b < parts.layout.num_buckets(); ++b) {

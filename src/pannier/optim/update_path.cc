@@ -32,15 +32,27 @@ class DevicePath final : public UpdatePath {
 
 class HostPath final : public UpdatePath {
  public:
-  HostPath(Device& device, std::function<at::Tensor(int)> shard, Mover& up, int most_threads)
-      : device_(device), shard_(std::move(shard)), up_(up), compute_(most_threads) {}
+  HostPath(Device& device, std::function<at::Tensor(int)> shard, Mover& up, std::function<bool(int)> rests_here,
+           std::function<bool(int)> is_whole, int most_threads)
+      : device_(device),
+        shard_(std::move(shard)),
+        up_(up),
+        rests_here_(std::move(rests_here)),
+        is_whole_(std::move(is_whole)),
+        compute_(most_threads) {}
   [[nodiscard]] Compute& compute() override { return compute_; }
 
   [[nodiscard]] CopyRun way_to_model(int bucket, const StateView& view) const override {
+    if (rests_here_(bucket)) {
+      return {};
+    }
     const at::Tensor flat = shard_(bucket);
     return {flat.data_ptr(), view.param, flat.nbytes()};
   }
   void publish(const CopyRun& way) override {
+    if (way.nbytes == 0) {
+      return;
+    }
     // Work that the caller has queued may still read the old parameter.
     published_.push_back(up_.push({way}, {device_.record(Queue::kCompute)}, nullptr, "parameters"));
   }
@@ -50,6 +62,9 @@ class HostPath final : public UpdatePath {
     }
   }
   void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
+    if (rests_here_(bucket) && !is_whole_(bucket)) {
+      return;
+    }
     const at::Tensor flat = shard_(bucket);
     const auto width = static_cast<std::size_t>(flat.element_size());
     device_.copy_to_host(static_cast<char*>(view.param) + nbytes_of(begin, width),
@@ -68,6 +83,8 @@ class HostPath final : public UpdatePath {
   Device& device_;
   std::function<at::Tensor(int)> shard_;
   Mover& up_;
+  std::function<bool(int)> rests_here_;
+  std::function<bool(int)> is_whole_;
   std::vector<TransferPtr> published_;
   CpuCompute compute_;
 };
@@ -84,8 +101,10 @@ std::int64_t BucketUpdate::numel() const {
 
 std::unique_ptr<UpdatePath> make_device_path(Device& device) { return std::make_unique<DevicePath>(device); }
 std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard, Mover& up,
-                                           int most_threads) {
-  return std::make_unique<HostPath>(device, std::move(shard), up, most_threads);
+                                           std::function<bool(int)> rests_in_host_memory,
+                                           std::function<bool(int)> is_whole, int most_threads) {
+  return std::make_unique<HostPath>(device, std::move(shard), up, std::move(rests_in_host_memory), std::move(is_whole),
+                                    most_threads);
 }
 
 }  // namespace pannier

@@ -51,9 +51,11 @@ class UpdatePath {
 };
 
 [[nodiscard]] std::unique_ptr<UpdatePath> make_device_path(Device& device);
-/// `shard(b)` is this rank's part of bucket b's flat parameter tensor. `up` must outlive the path. Its updates
-/// run on at most `most_threads`; 0: all of torch's.
+/// `shard(b)` is this rank's part of bucket b's flat parameter tensor. `up` must outlive the path.
+/// Parameters that `rests_in_host_memory` stay where the update leaves them; nothing then travels up, and fetch() takes
+/// the model's values only while the bucket is whole. Its updates run on at most `most_threads`; 0: all of torch's.
 [[nodiscard]] std::unique_ptr<UpdatePath> make_host_path(Device& device, std::function<at::Tensor(int)> shard,
-                                                         Mover& up, int most_threads = 0);
+                                                         Mover& up, std::function<bool(int)> rests_in_host_memory,
+                                                         std::function<bool(int)> is_whole, int most_threads);
 
 }  // namespace pannier

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "pannier/base/error.h"
+#include "pannier/base/log.h"
 #include "pannier/base/units.h"
 #include "pannier/device/dtype.h"
 
@@ -20,6 +21,27 @@ T* at_element(void* base, std::int64_t offset) {
 void* at_element(void* base, std::int64_t offset, std::size_t width) {
   return base == nullptr ? nullptr : static_cast<char*>(base) + nbytes_of(offset, width);
 }
+
+// A bucket that is whole as long as this lives.
+class Whole {
+ public:
+  Whole(ParameterResidence& residence, int bucket) : residence_(residence), bucket_(bucket) {
+    residence.make_whole(bucket);
+  }
+  ~Whole() {
+    try {
+      residence_.let_rest(bucket_);
+    } catch (const std::exception& error) {
+      log::warning(fmt::format("bucket {} stays whole: {}", bucket_, error.what()));
+    }
+  }
+  Whole(const Whole&) = delete;
+  Whole& operator=(const Whole&) = delete;
+
+ private:
+  ParameterResidence& residence_;
+  int bucket_;
+};
 
 }  // namespace
 
@@ -51,6 +73,9 @@ void UpdatePipeline::initialize() {
                                                     start.nbytes());
       }
     });
+    lease.reset();
+    parts_.residence.keep(b);
+    parts_.residence.let_rest(b);
   }
 }
 
@@ -105,6 +130,8 @@ void UpdatePipeline::take_edits(const std::vector<int>& parameters) {
       const Lease lease = lease_of(parameter);
       set_master_from_parameter(piece, lease.view());
     }
+    parts_.residence.keep(bucket_of(parameter));
+    parts_.residence.put_back(bucket_of(parameter));
   }
 }
 
@@ -134,6 +161,7 @@ std::optional<UpdatePipeline::Prepared> UpdatePipeline::prepare(int bucket, cons
     return std::nullopt;
   }
   const Way& way = parts_.routes.update_way(bucket);
+  parts_.residence.settle(bucket);
   Prepared prepared{way.states->lease(bucket), {.bucket = bucket, .tasks = {}, .parameter = {}}};
   const StateView& view = prepared.lease.view();
   for (const ShardPiece* piece : updated) {
@@ -152,6 +180,7 @@ std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coeff
   UpdatePath& path = *parts_.routes.update_way(bucket).path;
   path.compute().update(parts_.algorithm, parts_.format, prepared->update.tasks, control);
   path.publish(prepared->update.parameter);
+  parts_.residence.put_back(bucket);
   drop_gradients(bucket, coefficients);
   return prepared->update.numel();
 }
@@ -198,7 +227,9 @@ void UpdatePipeline::publish(const Coefficients& coefficients) {
   }
   std::vector<std::unique_ptr<PendingExchange>> pending;
   for (int b = num_buckets() - 1; b >= 0; --b) {
-    pending.push_back(parts_.exchange.gather(parts_.parameters.bucket(b), b));
+    if (parts_.residence.rests_whole(b)) {
+      pending.push_back(parts_.exchange.gather(parts_.parameters.bucket(b), b));
+    }
   }
   for (const auto& exchange : pending) {
     exchange->wait();
@@ -221,6 +252,7 @@ void UpdatePipeline::set_route(int bucket, UpdateRoute route) {
   if (route == UpdateRoute::kHost) {
     // The host's copy of the parameter has not followed the updates on the device.
     const Way& way = parts_.routes.rest_way(bucket);
+    parts_.residence.settle(bucket);
     const Lease lease = way.states->lease(bucket);
     way.path->fetch(bucket, lease.view(), 0, parts_.shards.shard(bucket).numel());
   }
@@ -250,9 +282,13 @@ at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
   const c10::NoGradGuard no_grad;
   const ShardPiece& piece = parts_.shards.piece_of(parameter);
   const std::int64_t numel = parts_.shards.buckets().segment_of(parameter).numel;
+  std::optional<Whole> whole;
+  if (name == "fp32_param") {
+    whole.emplace(parts_.residence, bucket_of(parameter));
+  }
   const Lease lease = lease_of(parameter);
   const StateView& view = lease.view();
-  const at::TensorOptions options = parts_.parameters.bucket(bucket_of(parameter)).options();
+  const at::TensorOptions options = parts_.parameters.parameter(parameter).options().requires_grad(false);
   const at::Tensor flat = at::empty({numel}, options.dtype(at::kFloat));
   if (name != "fp32_param") {
     read_piece(flat, piece, state_address(view, name, piece.shard_offset), name == parts_.state_names.front() ? 1 : 2);
@@ -266,6 +302,7 @@ at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
     parts_.device.compute().join_master(static_cast<const std::uint16_t*>(parts_.parameters.address(parameter)),
                                         lo.data_ptr<std::int16_t>(), flat.data_ptr<float>(), numel);
   }
+  parts_.residence.put_back(bucket_of(parameter));
   return parts_.parameters.view_like_parameter(flat, parameter).clone();
 }
 
@@ -279,14 +316,20 @@ void UpdatePipeline::write(int parameter, const std::string& name, const at::Ten
   const ShardPiece& piece = parts_.shards.piece_of(parameter);
   const at::Tensor flat = at::empty({owner.numel()}, at::TensorOptions().dtype(at::kFloat).device(owner.device()));
   parts_.parameters.view_like_parameter(flat, parameter).copy_(value);
+  std::optional<Whole> whole;
+  if (name == "fp32_param") {
+    whole.emplace(parts_.residence, bucket_of(parameter));
+  }
   const Lease lease = lease_of(parameter);
   if (name == "fp32_param") {
     set_master(parameter, lease.view(), flat.data_ptr<float>());
+    parts_.residence.keep(bucket_of(parameter));
     parts_.parameters.bump_version(parameter);
   } else {
     rest_way(parameter).path->write_state(state_address(lease.view(), name, piece.shard_offset),
                                           flat.data_ptr<float>() + piece.parameter_offset, nbytes_of(piece.numel, 4));
   }
+  parts_.residence.put_back(bucket_of(parameter));
 }
 
 }  // namespace pannier

@@ -17,6 +17,7 @@
 #include "pannier/optim/update_routes.h"
 #include "pannier/tier/gradient_store.h"
 #include "pannier/tier/parameter_buckets.h"
+#include "pannier/tier/parameter_residence.h"
 #include "pannier/tier/state_store.h"
 
 namespace pannier {
@@ -28,6 +29,7 @@ struct UpdatePipelineParts {
   Communicator& communicator;
   ShardExchange& exchange;
   ParameterBuckets& parameters;
+  ParameterResidence& residence;
   GradientStore& gradients;
   UpdateRoutes& routes;
   kernels::Algorithm algorithm;
@@ -74,7 +76,8 @@ class UpdatePipeline {
   /// Runs one bucket's update where its route says, with what `control` points to there.
   /// Returns how many elements that were.
   std::int64_t update_bucket(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
-  /// After an update: the caller's later work sees the new parameters of all ranks, and their versions are bumped.
+  /// After an update: the caller's later work sees the new parameters of all ranks, where those rest whole, and the
+  /// versions of all are bumped.
   void publish(const Coefficients& coefficients);
   /// Changes how a bucket is updated, between steps.
   void set_route(int bucket, UpdateRoute route);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
@@ -13,6 +12,27 @@ namespace pannier {
 namespace {
 
 std::size_t round_to_page(std::size_t nbytes, std::size_t page) { return (nbytes + page - 1) / page * page; }
+
+bool is_partitioned(const MemoryPlanInput& input, std::size_t bucket) {
+  return !input.is_partitioned.empty() && input.is_partitioned[bucket];
+}
+
+// What rests of the parameters where, and what is whole at the same time.
+void plan_parameters(const MemoryPlanInput& input, MemoryPlan& plan) {
+  std::int64_t on_device = input.gathered_numel;
+  std::int64_t on_host = 0;
+  for (std::size_t i = 0; i < input.bucket_numels.size(); ++i) {
+    if (!is_partitioned(input, i)) {
+      on_device += input.bucket_numels[i];
+    } else if (input.parameter_home == Home::kDevice) {
+      on_device += shards_of(input)[i];
+    } else {
+      on_host += shards_of(input)[i];
+    }
+  }
+  plan.device_parameters = nbytes_of(on_device, input.shape.param_nbytes) + input.unmanaged_nbytes;
+  plan.host_parameters = round_to_page(nbytes_of(on_host, input.shape.param_nbytes), input.host_page_nbytes);
+}
 
 }  // namespace
 
@@ -33,14 +53,13 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
     if (rests_on_device) {
       on_device += bucket_numel;
     } else {
-      host_states += host_bucket_layout(shape, bucket_numel).nbytes;
+      StateShape held = shape;
+      held.param_nbytes = is_partitioned(input, i) && input.parameter_home == Home::kHost ? 0 : shape.param_nbytes;
+      host_states += host_bucket_layout(held, bucket_numel).nbytes;
     }
   }
   MemoryPlan plan;
-  plan.device_parameters =
-      nbytes_of(std::accumulate(input.bucket_numels.begin(), input.bucket_numels.end(), std::int64_t{0}),
-                shape.param_nbytes) +
-      input.unmanaged_nbytes;
+  plan_parameters(input, plan);
   plan.device_optimizer_states = nbytes_of(on_device, shape.device_nbytes(Home::kDevice));
   // Gradients of one micro-batch stay in their own type until their bucket closes; the sum over micro-batches is fp32.
   const bool alone = input.world_size == 1;
@@ -92,7 +111,7 @@ std::string format_plan(const MemoryPlan& plan, Home optimizer_home, std::option
   const auto line = [&text](const char* owner, std::size_t device, std::size_t host) {
     text += fmt::format("{:<18} {:>12} {:>12}\n", owner, format_bytes(device), format_bytes(host));
   };
-  line("parameters", plan.device_parameters, 0);
+  line("parameters", plan.device_parameters, plan.host_parameters);
   line("gradients", plan.device_gradients, plan.host_gradients);
   line("optimizer states", plan.device_optimizer_states, plan.host_optimizer_states);
   if (plan.device_activations > 0) {

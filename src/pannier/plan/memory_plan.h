@@ -22,6 +22,10 @@ struct MemoryPlanInput {
   int world_size = 1;
   bool sums_on_each_rank = false;    ///< Stage 1 with accumulation: fp32 sums of all parameters before they are shared.
   std::int64_t parameter_numel = 0;  ///< Elements of all parameters, without padding.
+  /// Stage 3: whether only a shard of a bucket's parameters rests, by bucket; empty: all are whole.
+  std::vector<bool> is_partitioned{};
+  Home parameter_home = Home::kDevice;  ///< Of those shards.
+  std::int64_t gathered_numel = 0;      ///< Elements of them that are whole at the same time.
   StateShape shape;
   Home optimizer_home = Home::kDevice;
   bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.
@@ -40,13 +44,14 @@ struct MemoryPlan {
   std::size_t device_gradients = 0;
   std::size_t device_optimizer_states = 0;
   std::size_t device_activations = 0;     ///< 0 where they are not known.
-  std::size_t host_optimizer_states = 0;  ///< With the host's copy of the parameters.
+  std::size_t host_parameters = 0;        ///< Shards that rest there.
+  std::size_t host_optimizer_states = 0;  ///< With the host's copy of other parameters.
   std::size_t host_gradients = 0;
 
   [[nodiscard]] std::size_t device() const noexcept {
     return device_parameters + device_gradients + device_optimizer_states + device_activations;
   }
-  [[nodiscard]] std::size_t host() const noexcept { return host_optimizer_states + host_gradients; }
+  [[nodiscard]] std::size_t host() const noexcept { return host_parameters + host_optimizer_states + host_gradients; }
 };
 
 /// Elements of this rank's shards, one a bucket.

@@ -47,11 +47,75 @@ ParameterBuckets::ParameterBuckets(Device& device, const BucketLayout& layout, s
   aliases_.resize(parameters_.size());
 }
 
-void ParameterBuckets::allocate(int bucket) {
-  const auto index = static_cast<std::size_t>(bucket);
-  buckets_[index] = device_.allocate(layout_.buckets()[index].numel, dtype_, Owner::kParameters);
+void ParameterBuckets::allocate(int bucket) { buckets_[static_cast<std::size_t>(bucket)] = new_flat(bucket); }
+
+at::Tensor ParameterBuckets::new_flat(int bucket) {
+  at::Tensor flat =
+      device_.allocate(layout_.buckets()[static_cast<std::size_t>(bucket)].numel, dtype_, Owner::kParameters);
   // Padding is read by whole-bucket transfers; it must not be garbage.
-  device_.fill_zero(buckets_[index].data_ptr(), buckets_[index].nbytes());
+  device_.fill_zero(flat.data_ptr(), flat.nbytes());
+  return flat;
+}
+
+void ParameterBuckets::take_memory(int bucket) {
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    const c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  }
+  buckets_[static_cast<std::size_t>(bucket)] = at::Tensor();
+}
+
+std::vector<c10::Storage> ParameterBuckets::lend_storages(int bucket) {
+  std::vector<c10::Storage> own;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    own.push_back(storages_[static_cast<std::size_t>(segment.parameter)]);
+    point_again(segment.parameter);
+  }
+  return own;
+}
+
+void ParameterBuckets::return_storages(int bucket, const std::vector<c10::Storage>& own) {
+  std::size_t next = 0;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    const c10::Storage lent = std::exchange(storage, own[next++]);
+    c10::TensorImpl* impl = parameters_[static_cast<std::size_t>(segment.parameter)].unsafeGetTensorImpl();
+    impl->set_allow_tensor_metadata_change(true);
+    impl->set_storage_keep_dtype(storage);
+    refuse(lent, segment.parameter);
+  }
+}
+
+void ParameterBuckets::refuse_aliases(int bucket) {
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    if (storage.use_count() > 1) {
+      const c10::Storage kept = storage;
+      storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), kept.nbytes(), at::DataPtr(nullptr, kept.device()), nullptr, false));
+      refuse(kept, segment.parameter);
+    }
+  }
+}
+
+void ParameterBuckets::refuse(const c10::Storage& storage, int parameter) const {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
+      "a view of parameter {} (a detached tensor, say, or a graph that was kept) was read after the parameter had been "
+      "partitioned again (zero_optimization.stage 3); where it is whole, take copies of it (.clone())",
+      name(parameter)));
+}
+
+void ParameterBuckets::give_memory(int bucket, const at::Tensor& flat) {
+  buckets_[static_cast<std::size_t>(bucket)] = flat;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    const c10::Storage& storage = storages_[static_cast<std::size_t>(segment.parameter)];
+    // As in point_again(): who looks at a parameter keeps the bucket alive.
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(
+        address(segment.parameter), new at::Tensor(flat), [](void* kept) { delete static_cast<at::Tensor*>(kept); },
+        storage.device()));
+  }
 }
 
 at::Tensor ParameterBuckets::flat_values(int parameter) const {
@@ -159,10 +223,28 @@ bool ParameterBuckets::is_replaced(int parameter) const {
 }
 
 std::vector<int> ParameterBuckets::take_edits(bool take_replaced) {
+  std::vector<int> present;
+  for (int i = 0; i < num_parameters(); ++i) {
+    if (has_memory(layout_.bucket_of(i))) {
+      present.push_back(i);
+    }
+  }
+  return take_edits(present, take_replaced);
+}
+
+std::vector<int> ParameterBuckets::take_edits_of(int bucket) {
+  std::vector<int> parameters;
+  for (const Segment& segment : layout_.buckets()[static_cast<std::size_t>(bucket)].segments) {
+    parameters.push_back(segment.parameter);
+  }
+  return take_edits(parameters, /*take_replaced=*/true);
+}
+
+std::vector<int> ParameterBuckets::take_edits(const std::vector<int>& parameters, bool take_replaced) {
   const c10::NoGradGuard no_grad;
   std::vector<int> edited;
   std::vector<std::pair<int, at::Tensor>> replaced;
-  for (int i = 0; i < num_parameters(); ++i) {
+  for (const int i : parameters) {
     const at::Tensor& tensor = parameters_[static_cast<std::size_t>(i)];
     const bool is_new = is_replaced(i);
     if (is_new && !take_replaced) {

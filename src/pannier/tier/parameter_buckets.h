@@ -35,6 +35,24 @@ class ParameterBuckets {
     }
   }
 
+  /// Takes a bucket's memory away from its parameters and from all views of them, which must not be read until
+  /// give_memory(). Their storages stay.
+  void take_memory(int bucket);
+  /// Gives them memory that holds their values: a flat tensor of the bucket's size.
+  void give_memory(int bucket, const at::Tensor& flat);
+  /// Whether a bucket has memory.
+  [[nodiscard]] bool has_memory(int bucket) const { return buckets_.at(static_cast<std::size_t>(bucket)).defined(); }
+  /// Gives a bucket's parameters other storages over the same memory, so that views which somebody takes from now on
+  /// are told from those that a graph has saved. Returns what they had, for return_storages().
+  [[nodiscard]] std::vector<c10::Storage> lend_storages(int bucket);
+  /// Gives them back. Views of the lent ones that somebody kept throw on access from now on.
+  void return_storages(int bucket, const std::vector<c10::Storage>& own);
+  /// After take_memory(), while the parameters themselves are released: views that somebody kept throw on access, for
+  /// good.
+  void refuse_aliases(int bucket);
+  /// A new tensor for a bucket, zero, with the padding that whole-bucket transfers read.
+  [[nodiscard]] at::Tensor new_flat(int bucket);
+
   [[nodiscard]] at::Tensor bucket(int index) const { return buckets_.at(static_cast<std::size_t>(index)); }
   [[nodiscard]] const at::Tensor& parameter(int index) const { return parameters_.at(static_cast<std::size_t>(index)); }
   [[nodiscard]] const std::string& name(int index) const { return names_.at(static_cast<std::size_t>(index)); }
@@ -67,7 +85,10 @@ class ParameterBuckets {
   /// operations (by version counter) and, with `take_replaced`, replaced data of the same type and shape, which is
   /// copied into the bucket. Throws ConfigError naming a parameter whose type, shape or device was changed, or whose
   /// data was replaced while its old memory, which is the bucket's, is still somebody's; nothing is taken then.
+  /// Those of buckets without memory are left out.
   [[nodiscard]] std::vector<int> take_edits(bool take_replaced);
+  /// The same for one bucket that has memory.
+  [[nodiscard]] std::vector<int> take_edits_of(int bucket);
 
  private:
   void allocate(int bucket);
@@ -75,6 +96,8 @@ class ParameterBuckets {
   void point_into_bucket(int parameter);
   void require_same_kind(int parameter) const;
   [[nodiscard]] bool is_replaced(int parameter) const;
+  void refuse(const c10::Storage& storage, int parameter) const;
+  [[nodiscard]] std::vector<int> take_edits(const std::vector<int>& parameters, bool take_replaced);
 
   Device& device_;
   const BucketLayout& layout_;

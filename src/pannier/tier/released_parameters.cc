@@ -4,13 +4,16 @@
 #include <c10/core/StorageImpl.h>
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "pannier/base/error.h"
 
 namespace pannier {
 
-ReleasedParameters::ReleasedParameters(const BucketLayout& layout, ParameterBuckets& parameters)
+ReleasedParameters::ReleasedParameters(const BucketLayout& layout, ParameterBuckets& parameters, Messages messages)
     : layout_(layout),
       parameters_(parameters),
+      messages_(std::move(messages)),
       away_(static_cast<std::size_t>(layout.num_buckets())),
       refusing_(static_cast<std::size_t>(layout.num_parameters())) {}
 
@@ -30,11 +33,8 @@ const c10::Storage& ReleasedParameters::refusing_storage(int parameter) {
     // Of the real one's size, so that views of the parameter can be made; without memory.
     storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), real.nbytes(),
                                                                  at::DataPtr(nullptr, real.device()), nullptr, false));
-    storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(fmt::format(
-        "parameter {} was read while the engine was still updating it: with \"overlap_step\" it is in place when the "
-        "forward of its module begins. Call engine.synchronize() before anything else reads it, and take views and "
-        "copies of it after that",
-        parameters_.name(parameter)));
+    storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        fmt::format("parameter {} was read {}", parameters_.name(parameter), messages_.read));
   }
   return storage;
 }
@@ -76,10 +76,8 @@ void ReleasedParameters::restore(int bucket) {
     }
   }
   if (replaced >= 0) {
-    throw ConfigError(fmt::format(
-        "the data of parameter {} was replaced while the engine was still updating it, and is not taken: the parameter "
-        "has the update's values. Call engine.synchronize() before replacing data",
-        parameters_.name(replaced)));
+    throw ConfigError(
+        fmt::format("the data of parameter {} was replaced {}", parameters_.name(replaced), messages_.replaced));
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <c10/core/Storage.h>
 
+#include <string>
 #include <vector>
 
 #include "pannier/layout/bucket_layout.h"
@@ -19,8 +20,13 @@ namespace pannier {
 /// restore nobody else may look at the parameters.
 class ReleasedParameters {
  public:
+  /// What people are told: of who reads a released one, and of who replaces its data.
+  struct Messages {
+    std::string read;
+    std::string replaced;
+  };
   /// `layout` and `parameters` must outlive it.
-  ReleasedParameters(const BucketLayout& layout, ParameterBuckets& parameters);
+  ReleasedParameters(const BucketLayout& layout, ParameterBuckets& parameters, Messages messages);
 
   /// A parameter of the bucket to whose memory something else than the parameter refers; -1: none.
   [[nodiscard]] int aliased(int bucket) const;
@@ -35,6 +41,7 @@ class ReleasedParameters {
 
   const BucketLayout& layout_;
   ParameterBuckets& parameters_;
+  Messages messages_;
   std::vector<bool> away_;              ///< By bucket.
   std::vector<c10::Storage> refusing_;  ///< By parameter: throws on access. Made when first needed, then kept.
 };

@@ -24,13 +24,13 @@ class DeviceStore final : public StateStore {
  protected:
   [[nodiscard]] StateView acquire(int bucket) override {
     auto& slot = buckets_.at(static_cast<std::size_t>(bucket));
+    const at::Tensor param = param_bucket_(bucket);
     if (!slot) {
-      const at::Tensor param = param_bucket_(bucket);
       slot = Slot{zeroed(nbytes_of(param.numel(), shape_.rest_nbytes)),
                   zeroed(nbytes_of(param.numel(), shape_.num_states < 1 ? 0 : 4)),
-                  zeroed(nbytes_of(param.numel(), shape_.num_states < 2 ? 0 : 4)), param};
+                  zeroed(nbytes_of(param.numel(), shape_.num_states < 2 ? 0 : 4))};
     }
-    return {.param = slot->param.data_ptr(),
+    return {.param = param.data_ptr(),
             .rest = slot->rest.defined() ? slot->rest.data_ptr() : nullptr,
             .state1 = slot->state1.defined() ? static_cast<float*>(slot->state1.data_ptr()) : nullptr,
             .state2 = slot->state2.defined() ? static_cast<float*>(slot->state2.data_ptr()) : nullptr};
@@ -39,7 +39,7 @@ class DeviceStore final : public StateStore {
 
  private:
   struct Slot {
-    at::Tensor rest, state1, state2, param;
+    at::Tensor rest, state1, state2;
   };
 
   at::Tensor zeroed(std::size_t nbytes) {
@@ -84,16 +84,22 @@ std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& 
 }
 
 HostStateStore::HostStateStore(HostMemory& memory, const StateShape& shape,
-                               const std::vector<std::int64_t>& bucket_numels) {
+                               const std::vector<std::int64_t>& bucket_numels, const std::vector<std::byte*>& params) {
+  const auto layout_of = [&](std::size_t bucket) {
+    StateShape own = shape;
+    own.param_nbytes = params.empty() || params[bucket] == nullptr ? shape.param_nbytes : 0;
+    return host_bucket_layout(own, bucket_numels[bucket]);
+  };
   std::size_t nbytes = 0;
-  for (const std::int64_t numel : bucket_numels) {
-    nbytes += host_bucket_layout(shape, numel).nbytes;
+  for (std::size_t b = 0; b < bucket_numels.size(); ++b) {
+    nbytes += layout_of(b).nbytes;
   }
   slab_ = HostSlab(memory, nbytes, {.owner = "optimizer states"}, torch_parallel_for());
   std::byte* bucket = slab_.data().data();
-  for (const std::int64_t numel : bucket_numels) {
-    const HostBucketLayout layout = host_bucket_layout(shape, numel);
-    views_.push_back(view_of(shape, layout, bucket, bucket + layout.offsets[3]));
+  for (std::size_t b = 0; b < bucket_numels.size(); ++b) {
+    const HostBucketLayout layout = layout_of(b);
+    std::byte* const elsewhere = params.empty() ? nullptr : params[b];
+    views_.push_back(view_of(shape, layout, bucket, elsewhere == nullptr ? bucket + layout.offsets[3] : elsewhere));
     bucket += layout.nbytes;
   }
 }

@@ -77,17 +77,19 @@ class StateStore {
 };
 
 /// State on the device beside the parameters. `param_bucket(b)` is bucket b's flat parameter tensor, which the view's
-/// `param` points to. A bucket's states are allocated, zero, by its first lease, which may throw torch's out-of-memory
-/// error.
+/// `param` points to, asked for at each lease. A bucket's states are allocated, zero, by its first lease, which may
+/// throw torch's out-of-memory error.
 [[nodiscard]] std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& shape, int num_buckets,
                                                             std::function<at::Tensor(int)> param_bucket);
 
-/// State in one exact-size host slab, with a copy of the parameter. Starts as zero; the copy is filled by its first
-/// writer.
+/// State in one exact-size host slab, with a copy of the parameter, unless its shard rests in host memory anyway.
+/// Starts as zero; the copy is filled by its first writer.
 class HostStateStore final : public StateStore {
  public:
-  /// `memory` must outlive the store. Throws OutOfMemoryError.
-  HostStateStore(HostMemory& memory, const StateShape& shape, const std::vector<std::int64_t>& bucket_numels);
+  /// `params`: where the host has a bucket's parameters already; null, or empty: nowhere. `memory` must outlive the
+  /// store. Throws OutOfMemoryError.
+  HostStateStore(HostMemory& memory, const StateShape& shape, const std::vector<std::int64_t>& bucket_numels,
+                 const std::vector<std::byte*>& params = {});
 
   [[nodiscard]] Home home() const noexcept override { return Home::kHost; }
   /// Called with the bucket before each lease: whoever has lent its state elsewhere brings it back.

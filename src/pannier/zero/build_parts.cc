@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
 #include "pannier/device/dtype.h"
+#include "pannier/zero/bucket_names.h"
 
 namespace pannier {
 namespace {
@@ -34,12 +36,43 @@ std::vector<UpdateRoute> choose_routes(const PartsOptions& options, const ShardL
   return assign_routes(shards.numels(), {.host = 1.0 - options.streamed_share});
 }
 
-// This rank's part of a bucket's parameters.
+// Whether ranks have something to partition, or parameters a home to go to.
+bool shards_parameters(const PartsOptions& options, int world_size) {
+  return options.stage == 3 && (world_size > 1 || options.sharding.parameter_home != Home::kDevice);
+}
+
+// A bucket is gathered whole, so it must hold parameters of one unit. One that several units read is the last one's,
+// which in a model's order is the innermost.
+std::vector<int> groups_of(const PartsOptions& options, const std::vector<std::int64_t>& numels, int world_size) {
+  if (!shards_parameters(options, world_size)) {
+    return {};
+  }
+  std::vector<int> groups(numels.size(), 0);
+  for (std::size_t unit = 0; unit < options.sharding.units.size(); ++unit) {
+    for (const int parameter : options.sharding.units[unit]) {
+      groups[static_cast<std::size_t>(parameter)] = static_cast<int>(unit);
+    }
+  }
+  for (std::size_t i = 0; i < numels.size(); ++i) {
+    groups[i] = numels[i] <= options.sharding.persistence_numel ? kLastGroup : groups[i];
+  }
+  return groups;
+}
+
+// This rank's part of a bucket's parameters, on the device.
 std::function<at::Tensor(int)> own_parameters(const Parts& parts) {
-  return [buckets = parts.parameters.get(), shards = parts.shards.get()](int bucket) {
-    const Shard& shard = shards->shard(bucket);
-    return buckets->bucket(bucket).narrow(0, shard.begin, shard.numel());
-  };
+  return [residence = parts.residence.get()](int bucket) { return residence->own(bucket); };
+}
+
+// Of each bucket whose parameters do not stay whole, this rank's shard; 0 of the others.
+std::vector<std::int64_t> resting_numels(const ShardLayout& shards) {
+  std::vector<std::int64_t> numels = shards.numels();
+  for (int b = 0; b < shards.buckets().num_buckets(); ++b) {
+    if (shards.buckets().group_of(b) == kLastGroup) {
+      numels[static_cast<std::size_t>(b)] = 0;
+    }
+  }
+  return numels;
 }
 
 // Alone a gradient rests in its own type; among ranks what rests is the sum over them, in fp32.
@@ -72,18 +105,94 @@ void register_host(Device& device, std::span<std::byte> memory, const char* what
   }
 }
 
+std::vector<bool> partitioned(const BucketLayout& layout) {
+  std::vector<bool> result;
+  for (int b = 0; b < layout.num_buckets(); ++b) {
+    result.push_back(layout.group_of(b) != kLastGroup);
+  }
+  return result;
+}
+
+// The largest unit, and beside it the one before, in backward, and what is gathered ahead: one unit at the least.
+std::int64_t gathered_numel(const PartsOptions& options, const BucketLayout& layout) {
+  std::map<int, std::int64_t> numels;
+  for (int b = 0; b < layout.num_buckets(); ++b) {
+    numels[layout.group_of(b)] += layout.buckets()[static_cast<std::size_t>(b)].numel;
+  }
+  numels.erase(kLastGroup);
+  std::int64_t all = 0;
+  std::int64_t largest = 0;
+  for (const auto& [group, numel] : numels) {
+    all += numel;
+    largest = std::max(largest, numel);
+  }
+  const std::int64_t ahead = options.sharding.prefetch_numel;
+  return std::min(all, 2 * largest + (ahead > 0 ? ahead + largest : 0));
+}
+
+// A parameter in no unit is read by the model's forward itself; where units are not known, so is every one.
+std::vector<std::vector<int>> complete_units(const PartsOptions& options, int num_parameters) {
+  std::vector<std::vector<int>> units = options.sharding.units;
+  units.resize(std::max<std::size_t>(units.size(), 1));
+  std::vector<bool> is_known(static_cast<std::size_t>(num_parameters));
+  for (const auto& unit : units) {
+    for (const int parameter : unit) {
+      is_known[static_cast<std::size_t>(parameter)] = true;
+    }
+  }
+  for (int i = 0; i < num_parameters; ++i) {
+    if (!is_known[static_cast<std::size_t>(i)]) {
+      units.front().push_back(i);
+    }
+  }
+  return units;
+}
+
+void build_residence(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+  if (!shards_parameters(options, parts.shards->world_size())) {
+    parts.residence = make_whole_residence(*parts.shards, *parts.parameters);
+    return;
+  }
+  const std::vector<std::int64_t> numels = resting_numels(*parts.shards);
+  if (options.sharding.parameter_home == Home::kHost) {
+    parts.parameter_shards = make_host_shards(device, memory, *parts.up, *parts.down, options.dtype, numels);
+    register_host(device, parts.parameter_shards->host_bytes(), "parameters", parts);
+  } else {
+    parts.parameter_shards = make_device_shards(device, options.dtype, numels);
+  }
+  auto gatherer = std::make_unique<ParameterGatherer>(
+      ParameterGathererParts{device, *parts.shards, *parts.parameters, *parts.exchange, *parts.parameter_shards},
+      ParameterGathererOptions{complete_units(options, parts.layout->num_parameters()),
+                               options.sharding.prefetch_numel});
+  parts.gatherer = gatherer.get();
+  parts.residence = std::move(gatherer);
+}
+
+// Where the host has a bucket's parameters because they rest there.
+std::vector<std::byte*> resting_addresses(const Parts& parts) {
+  std::vector<std::byte*> addresses(static_cast<std::size_t>(parts.layout->num_buckets()), nullptr);
+  for (int b = 0; parts.parameter_shards && b < parts.layout->num_buckets(); ++b) {
+    addresses[static_cast<std::size_t>(b)] =
+        parts.residence->rests_whole(b) ? nullptr : parts.parameter_shards->host_address(b);
+  }
+  return addresses;
+}
+
 void build_host_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
   const StateShape shape = shape_of(options);
-  parts.up = std::make_unique<Mover>(device, Queue::kUp, options.movers);
-  parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
-  parts.host_states = std::make_unique<HostStateStore>(memory, shape, parts.shards->numels());
+  const std::vector<std::byte*> resting = resting_addresses(parts);
+  parts.host_states = std::make_unique<HostStateStore>(memory, shape, parts.shards->numels(), resting);
   register_host(device, parts.host_states->bytes(), "optimizer states", parts);
   parts.host_gradients = std::make_unique<HostGradients>(
       device, memory, *parts.shards, store_options(options, parts.shards->world_size()), *parts.down);
   register_host(device, parts.host_gradients->bytes(), "gradients", parts);
   parts.tide = std::make_unique<Tide>(TideParts{device, *parts.host_states, *parts.up, *parts.down, shape,
                                                 parts.shards->numels(), own_parameters(parts)});
-  parts.host_path = make_host_path(device, own_parameters(parts), *parts.up, update_threads(options, device));
+  parts.host_path = make_host_path(
+      device, own_parameters(parts), *parts.up,
+      [resting](int bucket) { return resting[static_cast<std::size_t>(bucket)] != nullptr; },
+      [parameters = parts.parameters.get()](int bucket) { return parameters->has_memory(bucket); },
+      update_threads(options, device));
   parts.gradients = make_routed_gradients(
       *parts.device_gradients, *parts.host_gradients, *parts.layout,
       [routes = parts.routes.get()](int bucket) { return routes->route(bucket) == UpdateRoute::kHost; });
@@ -129,12 +238,16 @@ std::function<std::unique_ptr<GradientSharing>(GradientSharing::Deliver)> sharin
 
 MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
                            std::size_t unmanaged_nbytes, int rank, int world_size) {
-  const BucketLayout layout(numels, options.buckets);
+  const BucketLayout layout(numels, options.buckets, groups_of(options, numels, world_size));
+  const bool partitions = shards_parameters(options, world_size);
   return {.bucket_numels = bucket_numels(layout),
           .shard_numels = ShardLayout(layout, rank, world_size).numels(),
           .world_size = world_size,
           .sums_on_each_rank = world_size > 1 && options.stage <= 1 && options.accumulates,
           .parameter_numel = std::accumulate(numels.begin(), numels.end(), std::int64_t{0}),
+          .is_partitioned = partitions ? partitioned(layout) : std::vector<bool>{},
+          .parameter_home = options.sharding.parameter_home,
+          .gathered_numel = partitions ? gathered_numel(options, layout) : 0,
           .shape = shape_of(options),
           .optimizer_home = options.optimizer_home,
           .accumulates = options.accumulates && !options.sum_in_own_type,
@@ -161,23 +274,35 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
     numels.push_back(parameter.numel());
   }
   Parts parts;
-  parts.layout = std::make_unique<BucketLayout>(numels, options.buckets);
+  parts.layout =
+      std::make_unique<BucketLayout>(numels, options.buckets, groups_of(options, numels, communicator.world_size()));
+  communicator.explain_failures(bucket_names(*parts.layout, names));
   parts.shards = std::make_unique<ShardLayout>(*parts.layout, communicator.rank(), communicator.world_size());
   parts.exchange = std::make_unique<ShardExchange>(*parts.shards, communicator);
   parts.parameters =
       std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
+  if (options.optimizer_home == Home::kHost || options.sharding.parameter_home == Home::kHost) {
+    parts.up = std::make_unique<Mover>(device, Queue::kUp, options.movers);
+    parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
+  }
+  build_residence(options, device, memory, parts);
   build_home(options, device, memory, parts);
   parts.judge = device.make_judge();
   parts.pipeline = std::make_unique<UpdatePipeline>(
-      UpdatePipelineParts{device, *parts.shards, communicator, *parts.exchange, *parts.parameters, *parts.gradients,
-                          *parts.routes, options.algorithm, state_format_of(options.dtype),
+      UpdatePipelineParts{device, *parts.shards, communicator, *parts.exchange, *parts.parameters, *parts.residence,
+                          *parts.gradients, *parts.routes, options.algorithm, state_format_of(options.dtype),
                           kernels::state_names(options.algorithm, options.momentum), options.initial_state1});
   parts.pipeline->initialize();
-  parts.reducer = std::make_unique<GradientReducer>(GradientReducerParts{device, *parts.shards, *parts.parameters,
-                                                                         *parts.gradients, communicator, *parts.judge,
-                                                                         sharing_of(options, device, parts)});
+  parts.reducer = std::make_unique<GradientReducer>(GradientReducerParts{
+      device, *parts.shards, *parts.parameters, *parts.gradients, communicator, *parts.judge,
+      sharing_of(options, device, parts), parts.gatherer != nullptr && communicator.world_size() > 1});
   if (parts.tide) {
     parts.pilot = std::make_unique<TidePilot>(device, *parts.tide, *parts.routes, options.device_budget);
+  }
+  if (parts.gatherer != nullptr && options.overlap_step) {
+    throw ConfigError(
+        "pannier.overlap_step with parameters that are partitioned or offloaded (zero_optimization.stage 3) is not "
+        "supported by this version; use stage 2, or set overlap_step to false");
   }
   if (parts.tide && options.overlap_step) {
     parts.overlap = std::make_unique<StepOverlap>(

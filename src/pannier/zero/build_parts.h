@@ -17,8 +17,19 @@
 #include "pannier/optim/update_pipeline.h"
 #include "pannier/plan/memory_plan.h"
 #include "pannier/zero/gradient_reducer.h"
+#include "pannier/zero/parameter_gatherer.h"
 
 namespace pannier {
+
+/// Stage 3 alone: how parameters are partitioned.
+struct ShardingOptions {
+  Home parameter_home = Home::kDevice;  ///< Where shards rest: kDevice or kHost.
+  /// The parameters that each unit of the model reads while it runs; unit 0 is the forward itself. A parameter in none
+  /// belongs to unit 0.
+  std::vector<std::vector<int>> units;
+  std::int64_t prefetch_numel = 50'000'000;  ///< Elements gathered ahead of use.
+  std::int64_t persistence_numel = 100'000;  ///< Parameters of at most so many elements stay whole.
+};
 
 /// What decides the parts.
 struct PartsOptions {
@@ -37,6 +48,7 @@ struct PartsOptions {
   MoverOptions movers;
   bool overlap_step = false;  ///< Host updates run beside the next forward.
   int update_threads = 0;     ///< Of the host's update; 0: all that need not be left to transfers.
+  ShardingOptions sharding;
 };
 
 /// The parts, in order of dependence. Those that a home does not need are null.
@@ -53,6 +65,9 @@ struct Parts {
   std::unique_ptr<ShardLayout> shards;
   std::unique_ptr<ShardExchange> exchange;
   std::unique_ptr<ParameterBuckets> parameters;
+  std::unique_ptr<ParameterShards> parameter_shards;  ///< Null where all parameters are whole.
+  std::unique_ptr<ParameterResidence> residence;
+  ParameterGatherer* gatherer = nullptr;  ///< The residence, where parameters are partitioned; else null.
   std::unique_ptr<StateStore> device_states;
   std::unique_ptr<HostStateStore> host_states;
   std::unique_ptr<Tide> tide;

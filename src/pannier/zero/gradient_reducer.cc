@@ -25,6 +25,9 @@ GradientReducer::GradientReducer(const GradientReducerParts& parts)
         deliver(bucket, std::move(gradients), last);
       })),
       listener_(std::make_shared<GradientListener>([this](int parameter) { receive(parameter); })),
+      closes_by_unit_(parts.closes_by_unit),
+      units_begun_(static_cast<std::size_t>(shards_.buckets().num_buckets())),
+      units_ended_(units_begun_.size()),
       arrived_(static_cast<std::size_t>(parameters_.num_parameters())),
       fired_(arrived_.size()),
       used_(fired_.size()),
@@ -49,6 +52,8 @@ void GradientReducer::begin_backward(bool last) {
   ++backward_index_;
   num_closed_ = 0;
   std::fill(fired_.begin(), fired_.end(), 0);
+  std::fill(units_begun_.begin(), units_begun_.end(), 0);
+  std::fill(units_ended_.begin(), units_ended_.end(), 0);
   for (int b = 0; b < layout().num_buckets(); ++b) {
     OpenBucket& open = open_[static_cast<std::size_t>(b)];
     open = {};
@@ -109,6 +114,9 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
   if (open.closed) {
     record_[backward_index_ - 1][index] = fired_[index] + 1;
+    for (auto& record : unit_record_) {
+      record[static_cast<std::size_t>(bucket)] = 0;  // It closes with the backward from now on.
+    }
     throw ConfigError(
         fmt::format("a gradient of {} arrived after its bucket was closed: it came {} times in this backward, {} in "
                     "earlier steps. This step's gradients are dropped; later steps wait for it",
@@ -123,8 +131,28 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   }
   ++fired_[index];
   used_[index] = true;
-  if (recorded_ && fired_[index] == expected(parameter) && --open.num_waiting == 0) {
+  if (recorded_ && !closes_by_unit_ && fired_[index] == expected(parameter) && --open.num_waiting == 0) {
     close_full(bucket);
+  }
+}
+
+void GradientReducer::unit_began(const std::vector<int>& buckets) {
+  for (const int bucket : buckets) {
+    ++units_begun_[static_cast<std::size_t>(bucket)];
+  }
+}
+
+void GradientReducer::unit_ended(const std::vector<int>& buckets) {
+  if (!in_backward_ || !closes_by_unit_) {
+    return;
+  }
+  for (const int bucket : buckets) {
+    const auto index = static_cast<std::size_t>(bucket);
+    ++units_ended_[index];
+    if (recorded_ && backward_index_ <= unit_record_.size() &&
+        units_ended_[index] == unit_record_[backward_index_ - 1][index]) {
+      close_full(bucket);
+    }
   }
 }
 
@@ -212,6 +240,10 @@ void GradientReducer::end_backward() {
   store_.free_sent(/*wait=*/false);
   if (record_.size() < backward_index_) {
     record_.push_back(fired_);
+    auto& ended = unit_record_.emplace_back(units_ended_);
+    for (std::size_t b = 0; b < ended.size(); ++b) {
+      ended[b] = units_begun_[b] == ended[b] ? ended[b] : 0;
+    }
     return;
   }
   auto& record = record_[backward_index_ - 1];
@@ -285,6 +317,7 @@ void GradientReducer::drop_window(bool complete) {
   recorded_ = recorded_ || (complete && backward_index_ > 0);
   if (!recorded_) {
     record_.clear();
+    unit_record_.clear();
   }
   sharing_->drop();
   backward_index_ = 0;

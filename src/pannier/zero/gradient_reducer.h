@@ -42,6 +42,9 @@ struct GradientReducerParts {
   GradientJudge& judge;
   /// Makes the way from a bucket's gradients to those of this rank's pieces.
   std::function<std::unique_ptr<GradientSharing>(GradientSharing::Deliver)> make_sharing = make_solo_sharing;
+  /// A bucket is full when its units' backwards have ended as often as recorded, instead of when its parameters have
+  /// fired: ranks that use different parameters of a unit then close it at the same point among their gathers.
+  bool closes_by_unit = false;
 };
 
 /// Collects gradients over one accumulation window. Called by autograd's thread while a backward runs, otherwise by the
@@ -57,6 +60,10 @@ class GradientReducer {
   /// Closes what is open. Throws nothing that a complete backward can cause, but CollectiveError.
   void end_backward();
   [[nodiscard]] bool in_backward() const noexcept { return in_backward_; }
+  /// The backward of a unit that reads these buckets begins, and has ended. One whose end is not seen keeps them open.
+  /// Matters where buckets close by unit.
+  void unit_began(const std::vector<int>& buckets);
+  void unit_ended(const std::vector<int>& buckets);
   /// Whether any gradient has arrived in this window, or a backward ran without one.
   [[nodiscard]] bool window_has_backward() const noexcept { return backward_index_ > 0 || in_backward_; }
 
@@ -121,11 +128,15 @@ class GradientReducer {
   std::shared_ptr<bool> unfinished_ = std::make_shared<bool>(false);
   bool in_backward_ = false;
   bool last_backward_ = false;
-  std::size_t backward_index_ = 0;        ///< Backwards that have begun in this window.
-  bool recorded_ = false;                 ///< A complete window has been seen.
-  std::vector<std::vector<int>> record_;  ///< [backward][parameter]: firings.
-  std::vector<at::Tensor> arrived_;       ///< Flat gradients of this backward whose bucket is still open, by parameter.
-  std::vector<int> fired_;                ///< In this backward, by parameter.
+  std::size_t backward_index_ = 0;  ///< Backwards that have begun in this window.
+  bool recorded_ = false;           ///< A complete window has been seen.
+  bool closes_by_unit_ = false;
+  std::vector<std::vector<int>> record_;       ///< [backward][parameter]: firings.
+  std::vector<std::vector<int>> unit_record_;  ///< [backward][bucket]: ends of units.
+  std::vector<int> units_begun_;               ///< In this backward, by bucket.
+  std::vector<int> units_ended_;
+  std::vector<at::Tensor> arrived_;  ///< Flat gradients of this backward whose bucket is still open, by parameter.
+  std::vector<int> fired_;           ///< In this backward, by parameter.
   std::vector<bool> used_;
   std::vector<bool> judged_;  ///< The judge has seen this parameter's sum on its way to the host.
   std::vector<OpenBucket> open_;

@@ -1,0 +1,58 @@
+// This rank's shards of the parameters at rest, for buckets that are not whole all the time: on the device, or in one
+// registered slab of host memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pannier/device/device.h"
+#include "pannier/device/mover.h"
+#include "pannier/layout/home.h"
+#include "pannier/mem/host_memory.h"
+
+namespace pannier {
+
+/// Keeps a shard of each bucket. Shards start as zero. One thread.
+class ParameterShards {
+ public:
+  ParameterShards() = default;
+  virtual ~ParameterShards() = default;
+  ParameterShards(const ParameterShards&) = delete;
+  ParameterShards& operator=(const ParameterShards&) = delete;
+
+  [[nodiscard]] virtual Home home() const noexcept = 0;
+  /// Begins to copy a shard into `to`, a device tensor of its size, which must stay until settle() or what comes after
+  /// finish_raise() has run. One a bucket at a time.
+  virtual void raise(int bucket, const at::Tensor& to) = 0;
+  /// What the device does next sees what raise() copies.
+  virtual void finish_raise(int bucket) = 0;
+  /// The values of a device tensor become what rests.
+  virtual void store(int bucket, const at::Tensor& from) = 0;
+  /// The shard on the device, to be read and written there until put_back().
+  [[nodiscard]] virtual at::Tensor own(int bucket) = 0;
+  /// What own() gave, as it is when the work before this call is done, becomes what rests.
+  virtual void put_back(int bucket) = 0;
+  /// The host waits until no copy of the shard is under way.
+  virtual void settle(int bucket) = 0;
+  /// Where the shard rests in host memory; null where it does not.
+  [[nodiscard]] virtual std::byte* host_address(int bucket) = 0;
+  /// All of that memory.
+  [[nodiscard]] virtual std::span<std::byte> host_bytes() = 0;
+};
+
+/// `numels`: of this rank's shard of each bucket; 0 for one that is not kept here. What it refers to must outlive it.
+/// Throws torch's out-of-memory error.
+[[nodiscard]] std::unique_ptr<ParameterShards> make_device_shards(Device& device, at::ScalarType dtype,
+                                                                  const std::vector<std::int64_t>& numels);
+
+/// The same in host memory. Throws OutOfMemoryError.
+[[nodiscard]] std::unique_ptr<ParameterShards> make_host_shards(Device& device, HostMemory& memory, Mover& up,
+                                                                Mover& down, at::ScalarType dtype,
+                                                                const std::vector<std::int64_t>& numels);
+
+}  // namespace pannier
