@@ -132,6 +132,27 @@ TEST(SafetensorsWriter, RoundTripsByRanges) {
   EXPECT_EQ(reader.find("none")->numel, 0);
 }
 
+// A file as safetensors.numpy.save_file lays it out: s = 2.0 (fp32, no dimensions) and h = [[5, 6], [7, 8]] (int16).
+TEST(SafetensorsReader, ReadsWhatThePythonPackageWrote) {
+  const TemporaryFolder temporary;
+  const SealedFolder folder(temporary.path());
+  std::string json = R"({"__metadata__":{"x":"y"},"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                     R"("h":{"dtype":"I16","shape":[2,2],"data_offsets":[4,12]}})";
+  json.append((8 - json.size() % 8) % 8, ' ');
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(json.size());
+  file += json + std::string("\0\0\0\x40\5\0\6\0\7\0\x8\0", 12);
+  folder.write_text("theirs", file);
+  const SafetensorsReader reader(folder, "theirs");
+  std::vector<std::int16_t> h(2);
+  reader.read("h", 1, std::as_writable_bytes(std::span(h)));
+  EXPECT_THAT(h, ElementsAre(6, 7));
+  float s = 0;
+  reader.read("s", 0, std::as_writable_bytes(std::span(&s, 1)));
+  EXPECT_EQ(s, 2.0F);
+  EXPECT_EQ(reader.metadata().at("x"), "y");
+}
+
 TEST(SafetensorsWriter, LeavesNothingUnlessFinished) {
   const TemporaryFolder temporary;
   const SealedFolder folder(temporary.path());

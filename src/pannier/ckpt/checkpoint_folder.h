@@ -16,7 +16,7 @@ struct TagInfo {
   std::string tag;
   std::int64_t step = 0;
   std::uint64_t nbytes = 0;  ///< Of all its files.
-  std::string problem = {};       ///< Why it is not complete; empty when it is.
+  std::string problem = {};  ///< Why it is not complete; empty when it is.
   [[nodiscard]] bool is_complete() const noexcept { return problem.empty(); }
 };
 
