@@ -23,7 +23,9 @@ def make_model(layers: int = 8, dtype: torch.dtype = torch.bfloat16) -> torch.nn
     return model
 
 
-def make_engine(model: torch.nn.Module, home: str = "cpu", **ours: Any) -> pannier.Engine:
+def make_engine(
+    model: torch.nn.Module, home: str = "cpu", zero: dict[str, Any] | None = None, **ours: Any
+) -> pannier.Engine:
     engine, _, _, _ = pannier.initialize(
         model=model,
         config={
@@ -31,7 +33,12 @@ def make_engine(model: torch.nn.Module, home: str = "cpu", **ours: Any) -> panni
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
             "gradient_clipping": 1.0,
             "bf16": {"enabled": True},
-            "zero_optimization": {"stage": 2, "reduce_bucket_size": WIDTH * WIDTH, "offload_optimizer": {"device": home}},
+            "zero_optimization": {
+                "stage": 2,
+                "reduce_bucket_size": WIDTH * WIDTH,
+                "offload_optimizer": {"device": home},
+                **(zero or {}),
+            },
             "pannier": ours,
         },
     )
@@ -73,19 +80,10 @@ def test_parameters_in_host_memory_change_no_bit_and_take_less_of_the_gpu(home: 
         gc.collect()
         before = torch.cuda.memory_allocated()
         model = make_model(layers=16)
-        zero = {"stage": stage, "offload_optimizer": {"device": home}, "reduce_bucket_size": WIDTH * WIDTH}
+        zero: dict[str, Any] = {"stage": stage}
         if stage == 3:
             zero |= {"offload_param": {"device": "cpu"}, "stage3_prefetch_bucket_size": 2 * WIDTH * WIDTH}
-        engine, _, _, _ = pannier.initialize(
-            model=model,
-            config={
-                "train_batch_size": 1,
-                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-                "gradient_clipping": 1.0,
-                "bf16": {"enabled": True},
-                "zero_optimization": zero,
-            },
-        )
+        engine = make_engine(model, home, zero)
         for _ in range(4):
             step(engine)
         resting.append(engine.memory_stats()["device"]["by_owner"]["parameters"]["current"])
