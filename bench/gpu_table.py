@@ -1,6 +1,7 @@
 """The comparison on a GPU in one command: Pannier and every peer in one run, as a markdown table and a JSON file.
 
     python bench/gpu_table.py [--works 1.5b-8k,1.5b-16k,...] [--who torch,pannier,...] [--out gpu_table.json]
+    python bench/gpu_table.py --ranks 2 [--works 1.5b-16k]                   every stage on several GPUs of one machine
     python bench/gpu_table.py --largest --budget 24 [--layers 8,12,...]   the largest model under 24 GiB
     python bench/gpu_table.py --seed-script                               the model of examples/seed_script.py, fp16
     python bench/gpu_table.py --show FILE...                              the table of earlier runs' files
@@ -25,6 +26,12 @@ WORKS = "1.5b-8k,1.5b-16k,1.5b-32k,3b-16k,zero3-1.5b-16k"
 OURS = ["pannier-none", "pannier", "pannier-overlap"]
 WHO = ["torch", "ds-zero2-none", "ds-zero2-offload", "torchao", "fsdp2", *OURS, "pannier-slack"]
 WHO_ZERO3 = ["torch", "ds-zero3-offload", "fsdp2", "pannier-zero3", "pannier-zero3-overlap"]
+WHO_RANKS = [
+    *["torch", "fsdp2-none", "ds-zero1-none", "ds-zero2-none", "ds-zero3-none"],
+    *["pannier-zero1-none", "pannier-none", "pannier-zero3-none"],
+    *["fsdp2", "ds-zero1-offload", "ds-zero2-offload", "ds-zero3-states", "ds-zero3-offload"],
+    *["pannier-zero1-offload", "pannier", "pannier-zero3-states", "pannier-zero3"],
+]
 WHO_LARGEST = ["pannier-zero3", "pannier", "ds-zero3-offload", "ds-zero2-offload"]
 WHO_SEED = ["torch", "ds-zero2-none", "ds-zero2-offload", *OURS]
 LAYERS = "8,12,16,20,24,28,30,32,34,36,38,40"
@@ -72,6 +79,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--budget", help="GiB of device memory for Pannier, or `peer`: DeepSpeed's peak in this run")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model for tests in place of every work")
+    parser.add_argument("--ranks", type=int, default=1, help="processes, one for each GPU")
     parser.add_argument("--largest", action="store_true")
     parser.add_argument("--layers", default=LAYERS, help=f"with --largest; default: {LAYERS}")
     parser.add_argument("--seed-script", action="store_true")
@@ -94,7 +102,7 @@ def prepare(whos: list[str], limits: Limits) -> str:
 
 
 def compare(work_names: list[str], arguments: argparse.Namespace, limits: Limits, mode: str) -> None:
-    chosen = {name: arguments.who or default_who(name, mode) for name in work_names}
+    chosen = {name: arguments.who or default_who(name, mode, arguments.ranks) for name in work_names}
     preparation = prepare([who for whos in chosen.values() for who in whos], limits)
     rows: list[tables.Row] = []
     for work, whos in chosen.items():
@@ -104,16 +112,18 @@ def compare(work_names: list[str], arguments: argparse.Namespace, limits: Limits
             except MissingError as missing:
                 row: dict[str, Any] = {"who": who, "work": work, "reason": f"not run: {missing}"}
             else:
-                row = attempt(who, work, options_of(arguments, budget), limits)
+                row = attempt(who, work, options_of(arguments, budget), limits, arguments.ranks)
             rows.append(row)
             print(progress(row), file=sys.stderr, flush=True)
             tables.write(arguments.out, rows, mode=mode, preparation=preparation)
     print(tables.markdown(rows), flush=True)
 
 
-def default_who(work: str, mode: str) -> list[str]:
+def default_who(work: str, mode: str, ranks: int) -> list[str]:
     if mode == "seed-script":
         return WHO_SEED
+    if ranks > 1:
+        return WHO_RANKS
     return WHO_ZERO3 if works.parse(work).offloads_parameters else WHO
 
 

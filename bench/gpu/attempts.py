@@ -44,13 +44,14 @@ class _Watch:
     stopped: str = ""
 
 
-def attempt(who: str, work: str, options: list[str], limits: Limits) -> dict[str, Any]:
-    """One contestant on one work. The row has `reason` where it did not come to its end."""
+def attempt(who: str, work: str, options: list[str], limits: Limits, ranks: int = 1) -> dict[str, Any]:
+    """One contestant on one work, on so many devices. The row has `reason` where it did not come to its end."""
     row: dict[str, Any] = {"who": who, "work": work}
     seconds = limits.seconds_left()
     if seconds <= 0:
         return row | {"reason": "not run: the time for the whole comparison was over"}
-    command = [sys.executable, str(_CONTESTANT), "--who", who, "--work", work, "--json", *options]
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *several, str(_CONTESTANT), "--who", who, "--work", work, "--json", *options]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         start = time.monotonic()
         process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True, env=_environment())

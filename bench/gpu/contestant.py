@@ -1,9 +1,11 @@
 """Runs one contestant on one work, in a process of its own, and prints one JSON line.
 
     python bench/gpu/contestant.py --who pannier --work 1.5b-16k --json
+    torchrun --standalone --nproc-per-node 2 bench/gpu/contestant.py --who pannier --work 1.5b-16k --json
 
 What a contestant prints goes to stderr. A contestant that fails gives a line with "reason"; the exit status is then 1.
-Lines with only "phase" say how far it is, for whoever ends it early.
+Lines with only "phase" say how far it is, for whoever ends it early. Of many ranks only the first prints: its own times
+and memory, which are every rank's but for the waits at exchanges.
 """
 
 from __future__ import annotations
@@ -64,9 +66,12 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def take_stdout() -> TextIO:
-    """The real stdout for the JSON alone; what anybody else prints, in C too, goes to stderr."""
+    """The real stdout for the first rank's JSON alone; what anybody else prints, in C too, goes to stderr."""
     real = os.dup(1)
     os.dup2(2, 1)
+    if os.environ.get("RANK", "0") != "0":
+        os.close(real)
+        real = os.open(os.devnull, os.O_WRONLY)
     return os.fdopen(real, "w", encoding="utf-8")
 
 
@@ -128,7 +133,17 @@ def choose(arguments: argparse.Namespace) -> tuple[Contestant, Setup]:
     work = works.parse("tiny" if arguments.tiny else arguments.work)
     budget = arguments.device_memory_gib
     nbytes = None if budget is None else int(budget * host_memory.GIB)
-    return everyone[arguments.who], Setup(work, torch.device(arguments.device), nbytes)
+    return everyone[arguments.who], Setup(work, device_of_rank(arguments.device), nbytes)
+
+
+def device_of_rank(kind: str) -> torch.device:
+    import torch  # noqa: PLC0415
+
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
 
 
 def limit_device(device: torch.device, limit_gib: float | None) -> None:
@@ -144,14 +159,18 @@ def limit_device(device: torch.device, limit_gib: float | None) -> None:
 def describe(contestant: Contestant, setup: Setup) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
+    from gpu.trainer import num_ranks  # noqa: PLC0415
+
     name = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu"
+    ranks = num_ranks()
     return {
         "work": setup.work.name,
         "note": contestant.note,
         "device": name,
+        "ranks": ranks,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "tokens": setup.work.tokens,
+        "tokens": setup.work.tokens * ranks,
         "precision": setup.work.precision,
         "device_memory_nbytes": setup.device_memory_nbytes,
     }

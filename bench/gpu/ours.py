@@ -25,6 +25,10 @@ def contestants() -> dict[str, Contestant]:
         "pannier-slack": Contestant(_starter(offload, {}), note="8 GiB above pannier's peak"),
         "pannier-zero3": Contestant(_starter(stage3, {}), model_on_host=True, note="parameters offloaded too"),
         "pannier-zero3-overlap": Contestant(_starter(stage3, overlap), model_on_host=True, note="and overlap_step"),
+        "pannier-zero1-none": Contestant(_starter({"stage": 1}, {}), note="no offload"),
+        "pannier-zero3-none": Contestant(_starter({"stage": 3}, {}), note="no offload"),
+        "pannier-zero1-offload": Contestant(_starter({"stage": 1, "offload_optimizer": _CPU}, {})),
+        "pannier-zero3-states": Contestant(_starter({"stage": 3, "offload_optimizer": _CPU}, {}), note="only states"),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpu.trainer import CLIP, Contestant, Setup, Trainer, engine_config, engine_step
+from gpu.trainer import CLIP, Contestant, Setup, Trainer, engine_config, engine_step, num_ranks
 
 _Batch = tuple[torch.Tensor, torch.Tensor]
 _CPU = {"device": "cpu", "pin_memory": True}
@@ -26,8 +26,21 @@ def contestants() -> dict[str, Contestant]:
         "ds-zero2-none": Contestant(_deepspeed({"stage": 2}), note="no offload"),
         "ds-zero2-offload": Contestant(_deepspeed(offload)),
         "ds-zero3-offload": Contestant(_deepspeed(stage3), model_on_host=True, note="parameters offloaded too"),
+        "ds-zero1-none": Contestant(_deepspeed({"stage": 1}), note="no offload"),
+        "ds-zero3-none": Contestant(_deepspeed({"stage": 3}), model_on_host=True, note="no offload"),
+        "ds-zero1-offload": Contestant(_deepspeed({"stage": 1, "offload_optimizer": _CPU})),
+        "ds-zero3-states": Contestant(
+            _deepspeed({"stage": 3, "offload_optimizer": _CPU}), model_on_host=True, note="only states"
+        ),
         "torchao": Contestant(_start_torchao, note="no clipping, bf16 states"),
-        "fsdp2": Contestant(_start_fsdp2, model_on_host=True, note="parameters offloaded too, bf16 states"),
+        "fsdp2": Contestant(
+            functools.partial(_start_fsdp2, offload=True),
+            model_on_host=True,
+            note="parameters offloaded too, bf16 states",
+        ),
+        "fsdp2-none": Contestant(
+            functools.partial(_start_fsdp2, offload=False), model_on_host=True, note="no offload, bf16 states"
+        ),
     }
 
 
@@ -47,6 +60,13 @@ def _adamw(setup: Setup) -> dict[str, Any]:
 
 
 def _start_torch(model: nn.Module, setup: Setup) -> Trainer:
+    if num_ranks() > 1:
+        _init_process_group(setup)
+        model = nn.parallel.DistributedDataParallel(model, device_ids=None if setup.device.type == "cpu" else [setup.device])
+    return _train_with_adamw(model, setup)
+
+
+def _train_with_adamw(model: nn.Module, setup: Setup) -> Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), **_adamw(setup))
     if setup.work.precision == "fp16":
         return Trainer(_fp16_step(model, optimizer, setup))
@@ -85,7 +105,7 @@ def _deepspeed(zero: dict[str, Any]) -> Callable[[nn.Module, Setup], Trainer]:
 
 
 def _start_deepspeed(model: nn.Module, setup: Setup, *, zero: dict[str, Any]) -> Trainer:
-    _be_the_only_rank()
+    _be_a_rank()
     import deepspeed  # noqa: PLC0415
 
     deepspeed.init_distributed()
@@ -117,24 +137,30 @@ def _start_torchao(model: nn.Module, setup: Setup) -> Trainer:
     return Trainer(step)
 
 
-def _start_fsdp2(model: nn.Module, setup: Setup) -> Trainer:
+def _start_fsdp2(model: nn.Module, setup: Setup, *, offload: bool) -> Trainer:
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard  # noqa: PLC0415
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
 
-    _be_the_only_rank()
-    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if setup.device.type == "cuda" else "gloo")
-    mesh = init_device_mesh(setup.device.type, (1,))
-    policy = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda")
+    _init_process_group(setup)
+    mesh = init_device_mesh(setup.device.type, (num_ranks(),))
+    policy = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda") if offload else OffloadPolicy()
     layers = getattr(getattr(model, "model", None), "layers", None) or getattr(model, "blocks", [])
     for layer in layers:
         fully_shard(layer, mesh=mesh, offload_policy=policy)
     fully_shard(model, mesh=mesh, offload_policy=policy)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(setup.device)
-    return _start_torch(model, setup)
+    return _train_with_adamw(model, setup)
 
 
-def _be_the_only_rank() -> None:
+def _init_process_group(setup: Setup) -> None:
+    _be_a_rank()
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if setup.device.type == "cuda" else "gloo")
+
+
+def _be_a_rank() -> None:
+    if "WORLD_SIZE" in os.environ:
+        return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,11 @@ CLIP = 1.0
 
 def _nothing() -> None:
     pass
+
+
+def num_ranks() -> int:
+    """How many processes train together; 1 where nobody started more."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import pathlib
 from typing import Any
 
@@ -40,8 +41,8 @@ def build(work: Work, device: torch.device) -> nn.Module:
 
 
 def batch_of(work: Work, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of a step, random with a fixed seed."""
-    generator = torch.Generator().manual_seed(0)
+    """Inputs and labels of a step, random with a seed fixed for each rank."""
+    generator = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))
     tokens = torch.randint(0, work.vocab, (work.batch, work.sequence), generator=generator)
     labels = torch.randint(0, work.vocab, (work.batch,), generator=generator) if work.name == "seed" else tokens.clone()
     return tokens.to(device), labels.to(device)

@@ -223,9 +223,9 @@ def branches_on_gpu(probe: Any, rank: int, world: int) -> Any:
 def missing_on_gpu(probe: Any, rank: int, world: int) -> Any:
     piece = torch.zeros(4096, dtype=torch.uint8, device=torch.device("cuda", rank))
     if rank != 1:
-        probe.start(PARAMETERS, 1, 7, [piece] * world, [4096] * world, False)
+        # Where NCCL connects at its first exchange, already starting it waits for the other rank.
+        error_of(lambda: probe.start(PARAMETERS, 1, 7, [piece] * world, [4096] * world, False))
         error_of(probe.wait)
-        torch.cuda.synchronize()
     return wait_for_failure(probe)
 
 

@@ -54,7 +54,10 @@ class CpuCompute final : public Compute {
 /// that is held up, by the work of others on its core, holds up a piece and not a whole share. The threads beyond
 /// sleep, where at::parallel_for has them spin beside the work.
 [[nodiscard]] ParallelFor torch_parallel_for(int most_threads);
-/// How many threads the pool has.
-[[nodiscard]] int torch_num_threads();
+/// How many threads work on the host's side of a step: torch's number. torchrun gives each of several ranks on a
+/// machine one thread, where OMP_NUM_THREADS says nothing; such a rank works with its share of the cores.
+[[nodiscard]] int host_threads();
+/// The same of an environment and a number of usable cores.
+[[nodiscard]] int host_threads(const std::function<const char*(const char*)>& environment, int num_cores);
 
 }  // namespace pannier

@@ -4,7 +4,7 @@
 namespace pannier {
 namespace {
 
-ParallelFor threads_of_update(int most) { return torch_parallel_for(most > 0 ? most : torch_num_threads()); }
+ParallelFor threads_of_update(int most) { return torch_parallel_for(most > 0 ? most : host_threads()); }
 
 }  // namespace
 

@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
+#include <functional>
 #include <mutex>
 
 #include "pannier/device/compute.h"
+#include "pannier/hardware/host_info.h"
 
 #if !defined(_OPENMP)
 #error "at::parallel_for needs -fopenmp to use torch's thread pool"
@@ -41,8 +44,7 @@ ParallelFor torch_parallel_for(int most_threads) {
         first_error = first_error ? first_error : std::current_exception();
       }
     };
-    const auto num_threads = static_cast<int>(
-        std::min<std::int64_t>({num_pieces, std::max(1, most_threads), std::max(1, at::get_num_threads())}));
+    const auto num_threads = static_cast<int>(std::min<std::int64_t>(num_pieces, std::max(1, most_threads)));
     if (num_threads <= 1 || omp_in_parallel() != 0) {
       work();
     } else {
@@ -55,6 +57,19 @@ ParallelFor torch_parallel_for(int most_threads) {
   };
 }
 
-int torch_num_threads() { return at::get_num_threads(); }
+int host_threads(const std::function<const char*(const char*)>& environment, int num_cores) {
+  const int pool = at::get_num_threads();
+  const char* ranks = environment("LOCAL_WORLD_SIZE");
+  if (pool > 1 || ranks == nullptr || environment("TORCHELASTIC_RUN_ID") == nullptr) {
+    return std::max(1, pool);
+  }
+  const int num_ranks = std::atoi(ranks);  // NOLINT(cert-err34-c): what is no number is no rank beside this one
+  return num_ranks > 1 ? std::max(1, num_cores / num_ranks) : 1;
+}
+
+int host_threads() {
+  static const int num_cores = probe_host().usable_cores;
+  return host_threads([](const char* name) -> const char* { return std::getenv(name); }, num_cores);
+}
 
 }  // namespace pannier

@@ -132,14 +132,16 @@ void RoutePlanner::solve() {
 
 MeasuredRates machine_rates(Device& device) {
   RateProbes probes;
-  probes.parallel_for = torch_parallel_for();
+  probes.parallel_for = torch_parallel_for(host_threads());
   probes.copy_nbytes =
-      std::max(probes.copy_nbytes, kCopyNbytesPerThread * static_cast<std::size_t>(torch_num_threads()));
+      std::max(probes.copy_nbytes, kCopyNbytesPerThread * static_cast<std::size_t>(host_threads()));
   probes.host_update = [](double most_seconds) {
-    return measure_update_rate(torch_parallel_for(), {.most_seconds = most_seconds});
+    return measure_update_rate(torch_parallel_for(host_threads()), {.most_seconds = most_seconds});
   };
   probes.links = [&device](double most_seconds) { return device.measure_links(most_seconds); };
-  return cached_rates(rates_cache_folder(), identify_machine({device.name()}), probes);
+  MachineIdentity machine = identify_machine({device.name()});
+  machine.num_cores = host_threads();  // Ranks that share a machine have each their own rates.
+  return cached_rates(rates_cache_folder(), machine, probes);
 }
 
 }  // namespace pannier

@@ -89,7 +89,7 @@ int update_threads(const PartsOptions& options, const Device& device) {
   if (options.update_threads > 0 || device.torch_device().is_cpu()) {
     return options.update_threads;
   }
-  const int all = torch_num_threads();
+  const int all = host_threads();
   const int others = options.overlap_step ? 3 : 2;
   return std::max(1, all - std::min(others, all / 4));
 }
