@@ -38,8 +38,8 @@ TEST(StateStore, DeviceCountsAsOptimizerStatesAndHasNoArraysThatTheFormatLacks) 
   const auto device = make_metered_cpu();
   const std::size_t before = device->memory().current_by_owner[2];
   const at::Tensor param = at::zeros({128}, at::kFloat);
-  const auto store =
-      make_device_store(*device, {.param_nbytes = 4, .rest_nbytes = 0, .num_states = 1}, 1, [&](int) { return param; });
+  const auto store = make_device_store(*device, {.param_nbytes = 4, .rest_nbytes = 0, .num_states = 1}, {128},
+                                       [&](int) { return param; });
   const Lease lease = store->lease(0);
   EXPECT_EQ(device->memory().current_by_owner[2] - before, 512U);
   EXPECT_EQ(lease.view().param, param.data_ptr());

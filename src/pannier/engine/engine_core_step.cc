@@ -323,7 +323,8 @@ void EngineCore::update_on_host(UpdatePipeline::DeviceUpdates& on_device, float 
   if (route_planner_) {
     route_planner_->begin_host_update();
   }
-  const std::int64_t numel = parts_->pipeline->update_on_host(on_device, grad_factor);
+  auto on_host = parts_->pipeline->host_updates(on_device.coefficients);
+  const std::int64_t numel = parts_->pipeline->update_on_host(on_host, on_device, grad_factor);
   if (route_planner_) {
     route_planner_->end_host_update(numel);
   }

@@ -15,9 +15,9 @@ class DevicePath final : public UpdatePath {
   [[nodiscard]] Compute& compute() override { return device_.compute(); }
   // The update writes the very memory that the model reads.
   [[nodiscard]] CopyRun way_to_model(int /*bucket*/, const StateView& /*view*/) const override { return {}; }
-  void publish(const CopyRun& /*way*/) override {}
+  TransferPtr publish(const CopyRun& /*way*/) override { return nullptr; }
   void finish() override {}
-  void fetch(int /*bucket*/, const StateView& /*view*/, std::int64_t /*begin*/, std::int64_t /*end*/) override {}
+  void fetch(int /*bucket*/, const StateView& /*view*/, const ElementRange& /*elements*/) override {}
   void read_state(void* device_to, const void* state_from, std::size_t nbytes) override {
     device_.copy_on_device(device_to, state_from, nbytes);
   }
@@ -47,29 +47,32 @@ class HostPath final : public UpdatePath {
       return {};
     }
     const at::Tensor flat = shard_(bucket);
-    return {flat.data_ptr(), view.param, flat.nbytes()};
+    const auto width = static_cast<std::size_t>(flat.element_size());
+    return {static_cast<char*>(flat.data_ptr()) + nbytes_of(view.range.begin, width), view.param,
+            nbytes_of(view.range.numel(), width)};
   }
-  void publish(const CopyRun& way) override {
+  TransferPtr publish(const CopyRun& way) override {
     if (way.nbytes == 0) {
-      return;
+      return nullptr;
     }
     // Work that the caller has queued may still read the old parameter.
     published_.push_back(up_.push({way}, {device_.record(Queue::kCompute)}, nullptr, "parameters"));
+    return published_.back();
   }
   void finish() override {
     for (const TransferPtr& transfer : std::exchange(published_, {})) {
       device_.wait(Queue::kCompute, transfer->wait_issued());
     }
   }
-  void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) override {
+  void fetch(int bucket, const StateView& view, const ElementRange& elements) override {
     if (rests_here_(bucket) && !is_whole_(bucket)) {
       return;
     }
     const at::Tensor flat = shard_(bucket);
     const auto width = static_cast<std::size_t>(flat.element_size());
-    device_.copy_to_host(static_cast<char*>(view.param) + nbytes_of(begin, width),
-                         static_cast<const char*>(flat.data_ptr()) + nbytes_of(begin, width),
-                         nbytes_of(end - begin, width));
+    device_.copy_to_host(static_cast<char*>(view.param) + nbytes_of(elements.begin - view.range.begin, width),
+                         static_cast<const char*>(flat.data_ptr()) + nbytes_of(elements.begin, width),
+                         nbytes_of(elements.numel(), width));
   }
   void read_state(void* device_to, const void* state_from, std::size_t nbytes) override {
     device_.copy_to_device(device_to, state_from, nbytes);

@@ -16,11 +16,11 @@
 
 namespace pannier {
 
-/// One bucket's update, ready to run: addresses only, so that any thread can.
+/// The update of a bucket, or of a chunk of it, ready to run: addresses only, so that any thread can.
 struct BucketUpdate {
   int bucket = 0;
   std::vector<kernels::UpdateTask> tasks;
-  CopyRun parameter;  ///< From where the update writes the bucket's parameters to where the model reads them.
+  CopyRun parameter;  ///< From where the update writes the parameters to where the model reads them.
   [[nodiscard]] std::int64_t numel() const;
 };
 
@@ -34,15 +34,15 @@ class UpdatePath {
 
   /// The processor that updates.
   [[nodiscard]] virtual Compute& compute() = 0;
-  /// The way of a bucket's parameters from where the update leaves them to where the model reads them; nothing where
+  /// The way of a chunk's parameters from where the update leaves them to where the model reads them; nothing where
   /// that is the same.
   [[nodiscard]] virtual CopyRun way_to_model(int bucket, const StateView& view) const = 0;
-  /// Sends a bucket's parameters that way; they are there when what comes after finish() runs.
-  virtual void publish(const CopyRun& way) = 0;
+  /// Sends parameters that way; they are there when what comes after finish() runs. Null where they need not go.
+  virtual TransferPtr publish(const CopyRun& way) = 0;
   /// Makes the caller's later device work start after all that was published.
   virtual void finish() = 0;
-  /// The opposite of publish: the model's values become what the update reads.
-  virtual void fetch(int bucket, const StateView& view, std::int64_t begin, std::int64_t end) = 0;
+  /// The opposite of publish: the model's values of elements within the view's become what the update reads.
+  virtual void fetch(int bucket, const StateView& view, const ElementRange& elements) = 0;
   /// Copies between state memory of this path and a device tensor.
   virtual void read_state(void* device_to, const void* state_from, std::size_t nbytes) = 0;
   virtual void write_state(void* state_to, const void* device_from, std::size_t nbytes) = 0;

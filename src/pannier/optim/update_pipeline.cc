@@ -1,188 +1,107 @@
 #include "pannier/optim/update_pipeline.h"
 
-#include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "pannier/base/error.h"
-#include "pannier/base/log.h"
 #include "pannier/base/units.h"
 #include "pannier/device/dtype.h"
 
 namespace pannier {
 namespace {
 
-template <class T>
-T* at_element(void* base, std::int64_t offset) {
-  return static_cast<T*>(base) + offset;
-}
-
 void* at_element(void* base, std::int64_t offset, std::size_t width) {
   return base == nullptr ? nullptr : static_cast<char*>(base) + nbytes_of(offset, width);
 }
 
-// A bucket that is whole as long as this lives.
-class Whole {
- public:
-  Whole(ParameterResidence& residence, int bucket) : residence_(residence), bucket_(bucket) {
-    residence.make_whole(bucket);
-  }
-  ~Whole() {
-    try {
-      residence_.let_rest(bucket_);
-    } catch (const std::exception& error) {
-      log::warning(fmt::format("bucket {} stays whole: {}", bucket_, error.what()));
-    }
-  }
-  Whole(const Whole&) = delete;
-  Whole& operator=(const Whole&) = delete;
-
- private:
-  ParameterResidence& residence_;
-  int bucket_;
-};
+ElementRange range_of(const ShardPiece& piece) { return {piece.shard_offset, piece.shard_offset + piece.numel}; }
 
 }  // namespace
 
-// Ranks may have started from seeds of their own; what counts is rank 0's model.
-at::Tensor UpdatePipeline::as_rank_0_has_them(const at::Tensor& values) {
-  const at::Tensor fp32 = values.to(parts_.device.torch_device()).to(at::kFloat);
-  if (parts_.shards.world_size() == 1) {
-    return fp32;
-  }
-  const at::Tensor common = fp32.clone();  // The caller's own memory stays as it is.
-  parts_.communicator.broadcast(common, 0);
-  return common;
-}
-
-void UpdatePipeline::initialize() {
-  const c10::NoGradGuard no_grad;
-  for (int b = 0; b < num_buckets(); ++b) {
-    std::optional<Lease> lease;
-    parts_.parameters.fill(b, [&](const Segment& segment, const at::Tensor& values) {
-      if (!lease) {
-        lease.emplace(parts_.routes.rest_way(b).states->lease(b));
-      }
-      const at::Tensor fp32 = as_rank_0_has_them(values);
-      set_master(segment.parameter, lease->view(), fp32.data_ptr<float>());
-      const ShardPiece& piece = parts_.shards.piece_of(segment.parameter);
-      if (parts_.initial_state1 != 0.0 && lease->view().state1 != nullptr) {
-        const at::Tensor start = at::full({piece.numel}, parts_.initial_state1, fp32.options());
-        parts_.routes.rest_way(b).path->write_state(lease->view().state1 + piece.shard_offset, start.data_ptr(),
-                                                    start.nbytes());
-      }
-    });
-    lease.reset();
-    parts_.residence.keep(b);
-    parts_.residence.let_rest(b);
-  }
-}
-
-void UpdatePipeline::set_master(int parameter, const StateView& view, const float* values) {
-  const ShardPiece& piece = parts_.shards.piece_of(parameter);
-  const at::Tensor flat = parts_.parameters.bucket(bucket_of(parameter));
-  void* on_device = parts_.parameters.address(parameter);
-  Compute& device = parts_.device.compute();
-  const std::int64_t n = parts_.shards.buckets().segment_of(parameter).numel;
-  UpdatePath& path = *rest_way(parameter).path;
-  switch (parts_.format) {
-    case kernels::StateFormat::kFp32:
-      parts_.device.copy_on_device(on_device, values, nbytes_of(n, 4));
-      break;
-    case kernels::StateFormat::kFp16:
-      device.to_fp16(values, static_cast<std::uint16_t*>(on_device), n);
-      path.write_state(at_element<float>(view.rest, piece.shard_offset), values + piece.parameter_offset,
-                       nbytes_of(piece.numel, 4));
-      break;
-    case kernels::StateFormat::kBf16: {
-      const at::Tensor lo = at::empty({n}, at::TensorOptions().dtype(at::kShort).device(flat.device()));
-      device.split_master(values, static_cast<std::uint16_t*>(on_device), lo.data_ptr<std::int16_t>(), n);
-      path.write_state(at_element<std::int16_t>(view.rest, piece.shard_offset),
-                       lo.data_ptr<std::int16_t>() + piece.parameter_offset, nbytes_of(piece.numel, 2));
-      break;
-    }
-  }
-  path.fetch(bucket_of(parameter), view, piece.shard_offset, piece.shard_offset + piece.numel);
-}
-
-void UpdatePipeline::set_master_from_parameter(const ShardPiece& piece, const StateView& view) {
-  UpdatePath& path = *rest_way(piece.parameter).path;
-  path.fetch(bucket_of(piece.parameter), view, piece.shard_offset, piece.shard_offset + piece.numel);
-  switch (parts_.format) {
-    case kernels::StateFormat::kFp32:
-      break;
-    case kernels::StateFormat::kFp16:
-      path.compute().accumulate(at_element<float>(view.rest, piece.shard_offset),
-                                at_element(view.param, piece.shard_offset, 2), kernels::GradType::kFp16, piece.numel,
-                                true);
-      break;
-    case kernels::StateFormat::kBf16:
-      // The rest belongs to the value before the edit; with it the join would be another number, or NaN.
-      path.zero_state(at_element<std::int16_t>(view.rest, piece.shard_offset), nbytes_of(piece.numel, 2));
-      break;
-  }
-}
-
-void UpdatePipeline::take_edits(const std::vector<int>& parameters) {
-  for (const int parameter : parameters) {
-    if (const ShardPiece& piece = parts_.shards.piece_of(parameter); piece.numel > 0) {
-      const Lease lease = lease_of(parameter);
-      set_master_from_parameter(piece, lease.view());
-    }
-    parts_.residence.keep(bucket_of(parameter));
-    parts_.residence.put_back(bucket_of(parameter));
-  }
-}
-
+// Of the piece's `elements`, which lie in the view.
 kernels::UpdateTask UpdatePipeline::task_of(const ShardPiece& piece, const StateView& view,
+                                            const ElementRange& elements,
                                             const kernels::UpdateCoefficients& constants) {
   const GradientView gradient = parts_.gradients.view(piece.parameter);
   PANNIER_CHECK(gradient.data != nullptr, fmt::format("no gradient for parameter {}", piece.parameter));
   const auto shape = state_shape_of(parts_.format, static_cast<int>(parts_.state_names.size()));
+  const std::int64_t offset = elements.begin - view.range.begin;
+  const std::size_t gradient_width = gradient.type == kernels::GradType::kFp32 ? 4 : 2;
   return {constants,
-          {.param = at_element(view.param, piece.shard_offset, shape.param_nbytes),
-           .rest = at_element(view.rest, piece.shard_offset, shape.rest_nbytes),
-           .state1 = static_cast<float*>(at_element(view.state1, piece.shard_offset, 4)),
-           .state2 = static_cast<float*>(at_element(view.state2, piece.shard_offset, 4)),
-           .grad = gradient.data,
+          {.param = at_element(view.param, offset, shape.param_nbytes),
+           .rest = at_element(view.rest, offset, shape.rest_nbytes),
+           .state1 = static_cast<float*>(at_element(view.state1, offset, 4)),
+           .state2 = static_cast<float*>(at_element(view.state2, offset, 4)),
+           .grad = at_element(gradient.data, elements.begin - piece.shard_offset, gradient_width),
            .grad_type = gradient.type,
-           .numel = piece.numel}};
+           .numel = elements.numel()}};
 }
 
-std::optional<UpdatePipeline::Prepared> UpdatePipeline::prepare(int bucket, const Coefficients& coefficients) {
-  std::vector<const ShardPiece*> updated;
+std::vector<ChunkId> UpdatePipeline::updated_chunks(int bucket, const Coefficients& coefficients) const {
+  const StateStore& states = *parts_.routes.update_way(bucket).states;
+  std::vector<ChunkId> chunks;
   for (const ShardPiece& piece : parts_.shards.pieces(bucket)) {
-    if (coefficients.at(static_cast<std::size_t>(piece.parameter))) {
-      updated.push_back(&piece);
+    if (!coefficients.at(static_cast<std::size_t>(piece.parameter))) {
+      continue;
+    }
+    const ElementRange range = range_of(piece);
+    const ChunkId last = states.chunk_of(bucket, range.end - 1);
+    for (ChunkId chunk = states.chunk_of(bucket, range.begin); chunk.chunk <= last.chunk; ++chunk.chunk) {
+      if (chunks.empty() || !(chunks.back() == chunk)) {
+        chunks.push_back(chunk);
+      }
     }
   }
-  if (updated.empty()) {
-    return std::nullopt;
-  }
+  return chunks;
+}
+
+UpdatePipeline::Prepared UpdatePipeline::prepare_chunk(ChunkId chunk, const Coefficients& coefficients) {
+  const int bucket = chunk.bucket;
   const Way& way = parts_.routes.update_way(bucket);
   parts_.residence.settle(bucket);
-  Prepared prepared{way.states->lease(bucket), {.bucket = bucket, .tasks = {}, .parameter = {}}};
+  Prepared prepared{way.states->lease(chunk), {.bucket = bucket, .tasks = {}, .parameter = {}}};
   const StateView& view = prepared.lease.view();
-  for (const ShardPiece* piece : updated) {
-    prepared.update.tasks.push_back(task_of(*piece, view, *coefficients[static_cast<std::size_t>(piece->parameter)]));
+  for (const ShardPiece& piece : parts_.shards.pieces(bucket)) {
+    const auto& constants = coefficients.at(static_cast<std::size_t>(piece.parameter));
+    const ElementRange elements = common(range_of(piece), view.range);
+    if (constants && elements.numel() > 0) {
+      prepared.update.tasks.push_back(task_of(piece, view, elements, *constants));
+    }
   }
   prepared.update.parameter = way.path->way_to_model(bucket, view);
   return prepared;
 }
 
-std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
-                                           const kernels::UpdateControl& control) {
-  const std::optional<Prepared> prepared = prepare(bucket, coefficients);
-  if (!prepared) {
-    return 0;
-  }
-  UpdatePath& path = *parts_.routes.update_way(bucket).path;
-  path.compute().update(parts_.algorithm, parts_.format, prepared->update.tasks, control);
-  path.publish(prepared->update.parameter);
+std::optional<UpdatePipeline::Prepared> UpdatePipeline::prepare(int bucket, const Coefficients& coefficients) {
+  const std::vector<ChunkId> chunks = updated_chunks(bucket, coefficients);
+  PANNIER_CHECK(chunks.size() <= 1,
+                fmt::format("bucket {} was to be prepared as one of {} chunks", bucket, chunks.size()));
+  return chunks.empty() ? std::nullopt : std::optional(prepare_chunk(chunks.front(), coefficients));
+}
+
+std::int64_t UpdatePipeline::update_chunk(ChunkId chunk, const Coefficients& coefficients,
+                                          const kernels::UpdateControl& control) {
+  Prepared prepared = prepare_chunk(chunk, coefficients);
+  UpdatePath& path = *parts_.routes.update_way(chunk.bucket).path;
+  path.compute().update(parts_.algorithm, parts_.format, prepared.update.tasks, control);
+  prepared.lease.is_read_by(path.publish(prepared.update.parameter));
+  return prepared.update.numel();
+}
+
+void UpdatePipeline::end_bucket(int bucket, const Coefficients& coefficients) {
   parts_.residence.put_back(bucket);
   drop_gradients(bucket, coefficients);
-  return prepared->update.numel();
+}
+
+std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
+                                           const kernels::UpdateControl& control) {
+  std::int64_t numel = 0;
+  for (const ChunkId chunk : updated_chunks(bucket, coefficients)) {
+    numel += update_chunk(chunk, coefficients, control);
+  }
+  if (numel > 0) {
+    end_bucket(bucket, coefficients);
+  }
+  return numel;
 }
 
 void UpdatePipeline::drop_gradients(int bucket, const Coefficients& coefficients) {
@@ -208,14 +127,33 @@ void UpdatePipeline::issue(DeviceUpdates& updates, bool wait) {
   }
 }
 
-std::int64_t UpdatePipeline::update_on_host(DeviceUpdates& updates, float grad_factor) {
-  std::int64_t numel = 0;
-  const std::uint32_t skip = 0;
+UpdatePipeline::HostUpdates UpdatePipeline::host_updates(const Coefficients& coefficients) const {
+  HostUpdates updates;
   for (int b = num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) == UpdateRoute::kHost) {
-      const auto span = parts_.device.trace().host(TraceRow::kHostUpdates, {.what = "update", .index = b});
-      numel += update_bucket(b, updates.coefficients, {&grad_factor, &skip});
-      issue(updates, /*wait=*/false);
+      const std::vector<ChunkId> chunks = updated_chunks(b, coefficients);
+      updates.chunks.insert(updates.chunks.end(), chunks.begin(), chunks.end());
+    }
+  }
+  return updates;
+}
+
+std::int64_t UpdatePipeline::update_on_host(HostUpdates& updates, DeviceUpdates& on_device, float grad_factor) {
+  std::int64_t numel = 0;
+  const std::uint32_t skip = 0;
+  const auto& chunks = updates.chunks;
+  if (updates.num_done < chunks.size()) {
+    parts_.routes.update_way(chunks.back().bucket)
+        .states->expect({chunks.begin() + static_cast<std::ptrdiff_t>(updates.num_done), chunks.end()});
+  }
+  while (updates.num_done < chunks.size()) {
+    const ChunkId chunk = chunks[updates.num_done];
+    const auto span = parts_.device.trace().host(TraceRow::kHostUpdates, {.what = "update", .index = chunk.bucket});
+    numel += update_chunk(chunk, on_device.coefficients, {&grad_factor, &skip});
+    ++updates.num_done;
+    if (updates.num_done == chunks.size() || chunks[updates.num_done].bucket != chunk.bucket) {
+      end_bucket(chunk.bucket, on_device.coefficients);
+      issue(on_device, /*wait=*/false);
     }
   }
   return numel;
@@ -253,83 +191,10 @@ void UpdatePipeline::set_route(int bucket, UpdateRoute route) {
     // The host's copy of the parameter has not followed the updates on the device.
     const Way& way = parts_.routes.rest_way(bucket);
     parts_.residence.settle(bucket);
-    const Lease lease = way.states->lease(bucket);
-    way.path->fetch(bucket, lease.view(), 0, parts_.shards.shard(bucket).numel());
+    ChunkCursor states(*way.states, bucket, Access::kUpdate);
+    states.visit({0, parts_.shards.shard(bucket).numel()},
+                 [&](const StateView& view, const ElementRange& part) { way.path->fetch(bucket, view, part); });
   }
-}
-
-float* UpdatePipeline::state_address(const StateView& view, const std::string& name, std::int64_t offset) const {
-  const std::vector<float*> states{view.state1, view.state2};
-  for (std::size_t i = 0; i < parts_.state_names.size(); ++i) {
-    if (parts_.state_names[i] == name) {
-      return states[i] + offset;
-    }
-  }
-  throw ConfigError(fmt::format("no optimizer state is called '{}'; this optimizer keeps [{}] and 'fp32_param'", name,
-                                fmt::join(parts_.state_names, ", ")));
-}
-
-// Fills `whole`, which has the state's type and the parameter's elements, from the pieces of all ranks.
-void UpdatePipeline::read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state, int what) {
-  const auto width = static_cast<std::size_t>(whole.element_size());
-  rest_way(piece.parameter)
-      .path->read_state(at_element(whole.data_ptr(), piece.parameter_offset, width), state,
-                        nbytes_of(piece.numel, width));
-  parts_.exchange.gather_parameter(whole, piece.parameter, what);
-}
-
-at::Tensor UpdatePipeline::read(int parameter, const std::string& name) {
-  const c10::NoGradGuard no_grad;
-  const ShardPiece& piece = parts_.shards.piece_of(parameter);
-  const std::int64_t numel = parts_.shards.buckets().segment_of(parameter).numel;
-  std::optional<Whole> whole;
-  if (name == "fp32_param") {
-    whole.emplace(parts_.residence, bucket_of(parameter));
-  }
-  const Lease lease = lease_of(parameter);
-  const StateView& view = lease.view();
-  const at::TensorOptions options = parts_.parameters.parameter(parameter).options().requires_grad(false);
-  const at::Tensor flat = at::empty({numel}, options.dtype(at::kFloat));
-  if (name != "fp32_param") {
-    read_piece(flat, piece, state_address(view, name, piece.shard_offset), name == parts_.state_names.front() ? 1 : 2);
-  } else if (parts_.format == kernels::StateFormat::kFp32) {
-    parts_.device.copy_on_device(flat.data_ptr(), parts_.parameters.address(parameter), flat.nbytes());
-  } else if (parts_.format == kernels::StateFormat::kFp16) {
-    read_piece(flat, piece, at_element<float>(view.rest, piece.shard_offset), 0);
-  } else {
-    const at::Tensor lo = at::empty({numel}, options.dtype(at::kShort));
-    read_piece(lo, piece, at_element<std::int16_t>(view.rest, piece.shard_offset), 0);
-    parts_.device.compute().join_master(static_cast<const std::uint16_t*>(parts_.parameters.address(parameter)),
-                                        lo.data_ptr<std::int16_t>(), flat.data_ptr<float>(), numel);
-  }
-  parts_.residence.put_back(bucket_of(parameter));
-  return parts_.parameters.view_like_parameter(flat, parameter).clone();
-}
-
-void UpdatePipeline::write(int parameter, const std::string& name, const at::Tensor& value) {
-  const c10::NoGradGuard no_grad;
-  const at::Tensor& owner = parts_.parameters.parameter(parameter);
-  if (value.sizes() != owner.sizes()) {
-    throw ConfigError(fmt::format("{} of parameter {} has shape {}, got {}", name, parts_.parameters.name(parameter),
-                                  owner.sizes().vec(), value.sizes().vec()));
-  }
-  const ShardPiece& piece = parts_.shards.piece_of(parameter);
-  const at::Tensor flat = at::empty({owner.numel()}, at::TensorOptions().dtype(at::kFloat).device(owner.device()));
-  parts_.parameters.view_like_parameter(flat, parameter).copy_(value);
-  std::optional<Whole> whole;
-  if (name == "fp32_param") {
-    whole.emplace(parts_.residence, bucket_of(parameter));
-  }
-  const Lease lease = lease_of(parameter);
-  if (name == "fp32_param") {
-    set_master(parameter, lease.view(), flat.data_ptr<float>());
-    parts_.residence.keep(bucket_of(parameter));
-    parts_.parameters.bump_version(parameter);
-  } else {
-    rest_way(parameter).path->write_state(state_address(lease.view(), name, piece.shard_offset),
-                                          flat.data_ptr<float>() + piece.parameter_offset, nbytes_of(piece.numel, 4));
-  }
-  parts_.residence.put_back(bucket_of(parameter));
 }
 
 }  // namespace pannier

@@ -15,6 +15,7 @@
 #include "pannier/kernels/update.h"
 #include "pannier/layout/shard_layout.h"
 #include "pannier/optim/update_routes.h"
+#include "pannier/tier/chunk_cursor.h"
 #include "pannier/tier/gradient_store.h"
 #include "pannier/tier/parameter_buckets.h"
 #include "pannier/tier/parameter_residence.h"
@@ -41,6 +42,9 @@ struct UpdatePipelineParts {
 /// Owns nothing but the order of work. One thread.
 class UpdatePipeline {
  public:
+  /// The arrays of a state, as ranks number them when they exchange one.
+  enum class Array : std::uint8_t { kRest = 0, kState1 = 1, kState2 = 2 };
+
   explicit UpdatePipeline(UpdatePipelineParts parts) : parts_(std::move(parts)) {}
 
   /// Moves the model's parameters into the buckets and makes their master weights from the values as given to rank 0.
@@ -61,11 +65,19 @@ class UpdatePipeline {
   /// Issues updates on the device; without `wait` as long as the next bucket's state is there, so that the host does
   /// not wait for a transfer.
   void issue(DeviceUpdates& updates, bool wait);
+  /// The chunks that the host updates, in order, and how many of them are done.
+  struct HostUpdates {
+    std::vector<ChunkId> chunks;
+    std::size_t num_done = 0;
+  };
+  [[nodiscard]] HostUpdates host_updates(const Coefficients& coefficients) const;
   /// Updates what is updated on the host with a gradient factor that is known, and in between issues what the device
-  /// has come to be ready for. Returns how many elements that were.
-  std::int64_t update_on_host(DeviceUpdates& updates, float grad_factor);
+  /// has come to be ready for. Returns how many elements that were. After an exception the same call goes on from the
+  /// first chunk that was not updated.
+  std::int64_t update_on_host(HostUpdates& updates, DeviceUpdates& on_device, float grad_factor);
   /// What update_on_host() does for one bucket that is updated on the host, down to addresses, for another thread to
   /// run. The host has waited for its gradients, and its state is lent until the lease ends. Empty: nothing is updated.
+  /// The bucket's state is lent as one chunk.
   struct Prepared {
     Lease lease;
     BucketUpdate update;
@@ -97,14 +109,22 @@ class UpdatePipeline {
   [[nodiscard]] int num_buckets() const noexcept { return parts_.shards.buckets().num_buckets(); }
   [[nodiscard]] int bucket_of(int parameter) const { return parts_.shards.buckets().bucket_of(parameter); }
   [[nodiscard]] const Way& rest_way(int parameter) const { return parts_.routes.rest_way(bucket_of(parameter)); }
-  [[nodiscard]] Lease lease_of(int parameter) { return rest_way(parameter).states->lease(bucket_of(parameter)); }
+  [[nodiscard]] ChunkCursor cursor_of(int parameter, Access access) const {
+    return {*rest_way(parameter).states, bucket_of(parameter), access};
+  }
   [[nodiscard]] kernels::UpdateTask task_of(const ShardPiece& piece, const StateView& view,
-                                            const kernels::UpdateCoefficients& constants);
+                                            const ElementRange& elements, const kernels::UpdateCoefficients& constants);
+  [[nodiscard]] std::vector<ChunkId> updated_chunks(int bucket, const Coefficients& coefficients) const;
+  [[nodiscard]] Prepared prepare_chunk(ChunkId chunk, const Coefficients& coefficients);
+  std::int64_t update_chunk(ChunkId chunk, const Coefficients& coefficients, const kernels::UpdateControl& control);
+  void end_bucket(int bucket, const Coefficients& coefficients);
   [[nodiscard]] at::Tensor as_rank_0_has_them(const at::Tensor& values);
-  void set_master(int parameter, const StateView& view, const float* values);
-  void set_master_from_parameter(const ShardPiece& piece, const StateView& view);
-  void read_piece(const at::Tensor& whole, const ShardPiece& piece, const void* state, int what);
-  [[nodiscard]] float* state_address(const StateView& view, const std::string& name, std::int64_t offset) const;
+  void set_master(int parameter, ChunkCursor& states, const float* values);
+  void set_master_from_parameter(const ShardPiece& piece);
+  void read_piece(const at::Tensor& whole, const ShardPiece& piece, Array array);
+  void write_piece(const void* values, const ShardPiece& piece, ChunkCursor& states, Array array);
+  [[nodiscard]] std::size_t width_of(Array array) const;
+  [[nodiscard]] Array array_of(const std::string& name) const;
 
   UpdatePipelineParts parts_;
 };

@@ -13,29 +13,32 @@ namespace {
 
 class DeviceStore final : public StateStore {
  public:
-  DeviceStore(Device& device, const StateShape& shape, int num_buckets, std::function<at::Tensor(int)> param_bucket)
-      : device_(device),
+  DeviceStore(Device& device, const StateShape& shape, std::vector<std::int64_t> bucket_numels,
+              std::function<at::Tensor(int)> param_bucket)
+      : StateStore(std::move(bucket_numels)),
+        device_(device),
         shape_(shape),
         param_bucket_(std::move(param_bucket)),
-        buckets_(static_cast<std::size_t>(num_buckets)) {}
+        buckets_(static_cast<std::size_t>(num_buckets())) {}
 
   [[nodiscard]] Home home() const noexcept override { return Home::kDevice; }
 
  protected:
-  [[nodiscard]] StateView acquire(int bucket) override {
-    auto& slot = buckets_.at(static_cast<std::size_t>(bucket));
-    const at::Tensor param = param_bucket_(bucket);
+  [[nodiscard]] StateView acquire(ChunkId chunk, Access /*access*/) override {
+    auto& slot = buckets_.at(static_cast<std::size_t>(chunk.bucket));
+    const at::Tensor param = param_bucket_(chunk.bucket);
     if (!slot) {
       slot = Slot{zeroed(nbytes_of(param.numel(), shape_.rest_nbytes)),
                   zeroed(nbytes_of(param.numel(), shape_.num_states < 1 ? 0 : 4)),
                   zeroed(nbytes_of(param.numel(), shape_.num_states < 2 ? 0 : 4))};
     }
-    return {.param = param.data_ptr(),
+    return {.range = range(chunk),
+            .param = param.data_ptr(),
             .rest = slot->rest.defined() ? slot->rest.data_ptr() : nullptr,
             .state1 = slot->state1.defined() ? static_cast<float*>(slot->state1.data_ptr()) : nullptr,
             .state2 = slot->state2.defined() ? static_cast<float*>(slot->state2.data_ptr()) : nullptr};
   }
-  void release(int /*bucket*/) noexcept override {}
+  void release(ChunkId /*chunk*/, Access /*access*/, TransferPtr /*reader*/) noexcept override {}
 
  private:
   struct Slot {
@@ -61,30 +64,56 @@ class DeviceStore final : public StateStore {
 
 Lease::~Lease() {
   if (store_ != nullptr) {
-    store_->release(bucket_);
-    store_->leased_[static_cast<std::size_t>(bucket_)] = false;
+    store_->release(chunk_, access_, std::move(reader_));
+    store_->leased_[static_cast<std::size_t>(chunk_.bucket)][static_cast<std::size_t>(chunk_.chunk)] = false;
   }
 }
 
-Lease StateStore::lease(int bucket) {
-  PANNIER_CHECK(bucket >= 0, fmt::format("bucket {}", bucket));
-  const auto index = static_cast<std::size_t>(bucket);
-  if (leased_.size() <= index) {
-    leased_.resize(index + 1, false);
+StateStore::StateStore(std::vector<std::int64_t> bucket_numels, std::int64_t chunk_numel)
+    : bucket_numels_(std::move(bucket_numels)), chunk_numel_(chunk_numel) {
+  PANNIER_CHECK(chunk_numel > 0, fmt::format("chunks of {} elements", chunk_numel));
+  for (int b = 0; b < num_buckets(); ++b) {
+    leased_.emplace_back(static_cast<std::size_t>(num_chunks(b)), false);
   }
-  PANNIER_CHECK(!leased_[index], fmt::format("bucket {} is leased already", bucket));
-  StateView view = acquire(bucket);
-  leased_[index] = true;
-  return {*this, bucket, view};
 }
 
-std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& shape, int num_buckets,
+int StateStore::num_chunks(int bucket) const {
+  const std::int64_t numel = bucket_numels_.at(static_cast<std::size_t>(bucket));
+  return static_cast<int>(numel / chunk_numel_ + (numel % chunk_numel_ > 0 ? 1 : 0));
+}
+
+ElementRange StateStore::range(ChunkId chunk) const {
+  PANNIER_CHECK(
+      0 <= chunk.bucket && chunk.bucket < num_buckets() && 0 <= chunk.chunk && chunk.chunk < num_chunks(chunk.bucket),
+      fmt::format("chunk {} of bucket {}", chunk.chunk, chunk.bucket));
+  const std::int64_t begin = chunk.chunk == 0 ? 0 : chunk.chunk * chunk_numel_;
+  const std::int64_t left = bucket_numels_[static_cast<std::size_t>(chunk.bucket)] - begin;
+  return {begin, begin + std::min(chunk_numel_, left)};
+}
+
+ChunkId StateStore::chunk_of(int bucket, std::int64_t element) const {
+  return {bucket, static_cast<int>(element / chunk_numel_)};
+}
+
+Lease StateStore::lease(ChunkId chunk, Access access) {
+  (void)range(chunk);
+  auto& leased = leased_[static_cast<std::size_t>(chunk.bucket)];
+  const auto index = static_cast<std::size_t>(chunk.chunk);
+  PANNIER_CHECK(!leased[index], fmt::format("chunk {} of bucket {} is leased already", chunk.chunk, chunk.bucket));
+  StateView view = acquire(chunk, access);
+  leased[index] = true;
+  return {*this, chunk, access, view};
+}
+
+std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& shape,
+                                              std::vector<std::int64_t> bucket_numels,
                                               std::function<at::Tensor(int)> param_bucket) {
-  return std::make_unique<DeviceStore>(device, shape, num_buckets, std::move(param_bucket));
+  return std::make_unique<DeviceStore>(device, shape, std::move(bucket_numels), std::move(param_bucket));
 }
 
 HostStateStore::HostStateStore(HostMemory& memory, const StateShape& shape,
-                               const std::vector<std::int64_t>& bucket_numels, const std::vector<std::byte*>& params) {
+                               const std::vector<std::int64_t>& bucket_numels, const std::vector<std::byte*>& params)
+    : StateStore(bucket_numels) {
   const auto layout_of = [&](std::size_t bucket) {
     StateShape own = shape;
     own.param_nbytes = params.empty() || params[bucket] == nullptr ? shape.param_nbytes : 0;
@@ -99,20 +128,23 @@ HostStateStore::HostStateStore(HostMemory& memory, const StateShape& shape,
   for (std::size_t b = 0; b < bucket_numels.size(); ++b) {
     const HostBucketLayout layout = layout_of(b);
     std::byte* const elsewhere = params.empty() ? nullptr : params[b];
-    views_.push_back(view_of(shape, layout, bucket, elsewhere == nullptr ? bucket + layout.offsets[3] : elsewhere));
+    views_.push_back(view_of(shape, layout, {0, bucket_numels[b]}, bucket,
+                             elsewhere == nullptr ? bucket + layout.offsets[3] : elsewhere));
     bucket += layout.nbytes;
   }
 }
 
-StateView HostStateStore::acquire(int bucket) {
+StateView HostStateStore::acquire(ChunkId chunk, Access /*access*/) {
   if (recall_) {
-    recall_(bucket);
+    recall_(chunk.bucket);
   }
-  return view(bucket);
+  return view(chunk.bucket);
 }
 
-StateView view_of(const StateShape& shape, const HostBucketLayout& layout, std::byte* states, void* param) {
-  return {.param = param,
+StateView view_of(const StateShape& shape, const HostBucketLayout& layout, ElementRange range, std::byte* states,
+                  void* param) {
+  return {.range = range,
+          .param = param,
           .rest = shape.rest_nbytes == 0 ? nullptr : states + layout.offsets[2],
           .state1 = shape.num_states < 1 ? nullptr : reinterpret_cast<float*>(states + layout.offsets[0]),
           .state2 = shape.num_states < 2 ? nullptr : reinterpret_cast<float*>(states + layout.offsets[1])};

@@ -1,85 +1,103 @@
-// Where every shard's state rests. A store owns the optimizer state of all buckets in one home and lends it a bucket at
-// a time: a lease makes the bucket's state addressable by the processor that will update it, and gives it back when it
-// ends. On the device and in host memory a lease is only an address; a store on a disk reads ahead and writes behind
-// it.
+// Where every shard's state rests. A store owns the optimizer state of all buckets in one home and lends it a chunk (a
+// run of a shard's elements) at a time: a lease makes the chunk's state addressable by the processor that will update
+// it, and gives it back when it ends. On the device and in host memory a bucket is one chunk and a lease only an
+// address; a store on a disk, whose memory holds a few chunks at a time, reads ahead and writes behind.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "pannier/device/device.h"
+#include "pannier/device/mover.h"
 #include "pannier/layout/home.h"
 #include "pannier/layout/state_shape.h"
 #include "pannier/mem/host_slab.h"
+#include "pannier/tier/state_view.h"
 
 namespace pannier {
 
-/// Addresses of one bucket's state, each an array over the shard's elements; null where the format has none.
-struct StateView {
-  void* param =
-      nullptr;           ///< The parameter as the update reads and writes it: on the device itself, or the host's copy.
-  void* rest = nullptr;  ///< The fp32 master of fp16, or `lo` of bf16.
-  float* state1 = nullptr;
-  float* state2 = nullptr;
-};
-
-/// The view of a bucket whose states lie at `states` as `layout` says.
-[[nodiscard]] StateView view_of(const StateShape& shape, const HostBucketLayout& layout, std::byte* states,
-                                void* param);
-
 class StateStore;
 
-/// The right to use one bucket's state until destruction. Move-only; must not outlive its store.
+/// The right to use one chunk's state until destruction. Move-only; must not outlive its store.
 class [[nodiscard]] Lease {
  public:
-  Lease(StateStore& store, int bucket, const StateView& view) noexcept : store_(&store), bucket_(bucket), view_(view) {}
+  Lease(StateStore& store, ChunkId chunk, Access access, const StateView& view) noexcept
+      : store_(&store), chunk_(chunk), access_(access), view_(view) {}
   Lease(Lease&& other) noexcept
-      : store_(std::exchange(other.store_, nullptr)), bucket_(other.bucket_), view_(other.view_) {}
+      : store_(std::exchange(other.store_, nullptr)),
+        chunk_(other.chunk_),
+        access_(other.access_),
+        view_(other.view_),
+        reader_(std::move(other.reader_)) {}
   Lease& operator=(Lease&&) = delete;
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease();
   [[nodiscard]] const StateView& view() const noexcept { return view_; }
+  [[nodiscard]] ChunkId chunk() const noexcept { return chunk_; }
+  /// A transfer reads the chunk's memory, maybe beyond the lease's end; null: none does.
+  void is_read_by(TransferPtr reader) noexcept { reader_ = std::move(reader); }
 
  private:
   StateStore* store_;
-  int bucket_;
+  ChunkId chunk_;
+  Access access_;
   StateView view_;
+  TransferPtr reader_;
 };
 
 /// Owns the optimizer state of all buckets. One thread.
 class StateStore {
  public:
-  StateStore() = default;
+  /// Chunks have `chunk_numel` elements, the last of a bucket what is left; without it a bucket is one.
+  explicit StateStore(std::vector<std::int64_t> bucket_numels,
+                      std::int64_t chunk_numel = std::numeric_limits<std::int64_t>::max());
   virtual ~StateStore() = default;
   StateStore(const StateStore&) = delete;
   StateStore& operator=(const StateStore&) = delete;
 
   [[nodiscard]] virtual Home home() const noexcept = 0;
-  /// Makes a bucket's state addressable. A bucket is leased once at a time; throws InternalError otherwise.
-  [[nodiscard]] Lease lease(int bucket);
-  /// Whether a lease would be given without waiting.
+  [[nodiscard]] int num_buckets() const noexcept { return static_cast<int>(bucket_numels_.size()); }
+  /// How many chunks a bucket's shard has; 0 where it has no elements.
+  [[nodiscard]] int num_chunks(int bucket) const;
+  /// The elements of the shard that are in a chunk.
+  [[nodiscard]] ElementRange range(ChunkId chunk) const;
+  /// The chunk that holds an element of a bucket's shard.
+  [[nodiscard]] ChunkId chunk_of(int bucket, std::int64_t element) const;
+
+  /// Makes a chunk's state addressable. A chunk is leased once at a time; throws InternalError otherwise. A store on a
+  /// disk throws IoError, also one of an earlier chunk's writing.
+  [[nodiscard]] Lease lease(ChunkId chunk, Access access = Access::kUpdate);
+  /// The same of a bucket that is one chunk.
+  [[nodiscard]] Lease lease(int bucket) { return lease(ChunkId{bucket, 0}); }
+  /// Whether a lease of a bucket's first chunk would be given without waiting.
   [[nodiscard]] virtual bool is_ready(int /*bucket*/) const { return true; }
+  /// Says which chunks will be leased next, in which order, so that they can be read ahead. Others may be leased too.
+  virtual void expect(std::vector<ChunkId> /*order*/) {}
 
  protected:
-  [[nodiscard]] virtual StateView acquire(int bucket) = 0;
-  virtual void release(int bucket) noexcept = 0;
+  [[nodiscard]] virtual StateView acquire(ChunkId chunk, Access access) = 0;
+  virtual void release(ChunkId chunk, Access access, TransferPtr reader) noexcept = 0;
 
  private:
   friend class Lease;
-  std::vector<bool> leased_;
+  std::vector<std::int64_t> bucket_numels_;
+  std::int64_t chunk_numel_;
+  std::vector<std::vector<bool>> leased_;
 };
 
 /// State on the device beside the parameters. `param_bucket(b)` is bucket b's flat parameter tensor, which the view's
 /// `param` points to, asked for at each lease. A bucket's states are allocated, zero, by its first lease, which may
 /// throw torch's out-of-memory error.
-[[nodiscard]] std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& shape, int num_buckets,
+[[nodiscard]] std::unique_ptr<StateStore> make_device_store(Device& device, const StateShape& shape,
+                                                            std::vector<std::int64_t> bucket_numels,
                                                             std::function<at::Tensor(int)> param_bucket);
 
 /// State in one exact-size host slab, with a copy of the parameter, unless its shard rests in host memory anyway.
@@ -99,8 +117,8 @@ class HostStateStore final : public StateStore {
   [[nodiscard]] std::span<std::byte> bytes() noexcept { return slab_.data(); }
 
  protected:
-  [[nodiscard]] StateView acquire(int bucket) override;
-  void release(int /*bucket*/) noexcept override {}
+  [[nodiscard]] StateView acquire(ChunkId chunk, Access access) override;
+  void release(ChunkId /*chunk*/, Access /*access*/, TransferPtr /*reader*/) noexcept override {}
 
  private:
   HostSlab slab_;

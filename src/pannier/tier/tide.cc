@@ -9,7 +9,8 @@
 
 namespace pannier {
 
-Tide::Tide(TideParts parts) : parts_(std::move(parts)), slots_(parts_.bucket_numels.size()) {
+Tide::Tide(TideParts parts)
+    : StateStore(parts.bucket_numels), parts_(std::move(parts)), slots_(parts_.bucket_numels.size()) {
   parts_.host.before_lease([this](int bucket) { recall(bucket); });
 }
 
@@ -90,7 +91,8 @@ void Tide::require_whole() const {
   }
 }
 
-StateView Tide::acquire(int bucket) {
+StateView Tide::acquire(ChunkId chunk, Access /*access*/) {
+  const int bucket = chunk.bucket;
   const std::lock_guard lock(mutex_);
   require_whole();
   if (make_room_ && !is_up(bucket)) {
@@ -105,11 +107,12 @@ StateView Tide::acquire(int bucket) {
     parts_.device.wait(Queue::kCompute, slot.down->wait_issued());  // It still reads what will be overwritten.
   }
   slot.leased = true;
-  return view_of(parts_.shape, layout(bucket), static_cast<std::byte*>(slot.buffer.data_ptr()),
+  return view_of(parts_.shape, layout(bucket), range(chunk), static_cast<std::byte*>(slot.buffer.data_ptr()),
                  parts_.param_bucket(bucket).data_ptr());
 }
 
-void Tide::release(int bucket) noexcept {
+void Tide::release(ChunkId chunk, Access /*access*/, TransferPtr /*reader*/) noexcept {
+  const int bucket = chunk.bucket;
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[static_cast<std::size_t>(bucket)];
   slot.raised = false;

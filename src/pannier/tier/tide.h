@@ -62,8 +62,8 @@ class Tide final : public StateStore {
   void settle();
 
  protected:
-  [[nodiscard]] StateView acquire(int bucket) override;
-  void release(int bucket) noexcept override;
+  [[nodiscard]] StateView acquire(ChunkId chunk, Access access) override;
+  void release(ChunkId chunk, Access access, TransferPtr reader) noexcept override;
 
  private:
   struct Slot {

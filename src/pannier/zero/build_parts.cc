@@ -200,7 +200,6 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
 
 void build_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
   PANNIER_CHECK(options.optimizer_home != Home::kNvme, "a home without a store was asked for");
-  const int num_buckets = parts.layout->num_buckets();
   parts.device_gradients =
       make_device_gradients(device, parts.layout->num_parameters(), store_options(options, parts.shards->world_size()));
   parts.device_path = make_device_path(device);
@@ -208,7 +207,7 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
   // The table is built first, since the gradients ask it; what it points to follows.
   const auto chosen = choose_routes(options, *parts.shards);
   if (options.optimizer_home == Home::kDevice) {
-    parts.device_states = make_device_store(device, shape_of(options), num_buckets, own_parameters(parts));
+    parts.device_states = make_device_store(device, shape_of(options), parts.shards->numels(), own_parameters(parts));
     on_device.states = parts.device_states.get();
     parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
     parts.gradients = std::move(parts.device_gradients);
