@@ -67,7 +67,8 @@ StepObservation observation_of(const TimeFlags& flags, std::int64_t numel, std::
 // Without a link there is nowhere to stream to: all is updated on the host.
 void find_split(const MemoryPlanInput& input, const MemoryBudget& budget, bool overlap_step, PlanTable& table) {
   const auto numel = std::accumulate(input.bucket_numels.begin(), input.bucket_numels.end(), std::int64_t{0});
-  SplitInput split = split_input(input.shape, numel, input.accumulates);
+  const bool rests_on_host = !input.is_partitioned.empty() && input.parameter_home == Home::kHost;
+  SplitInput split = split_input(input.shape, numel, input.accumulates, rests_on_host);
   split.overlap_step = overlap_step;
   split.micro_batches = table.micro_batches;
   split.observation = table.observation;

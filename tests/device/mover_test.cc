@@ -85,6 +85,62 @@ TEST_F(MoverTest, AHeldMoverIssuesNothingUntilItMayGoOn) {
   EXPECT_TRUE(last->is_done());
 }
 
+TEST_F(MoverTest, AnUrgentTransferGoesAheadOfWhatWaitsAndBetweenPiecesOfWhatRuns) {
+  std::vector<void*> seen;
+  std::promise<void> begun;
+  device_.before_copy = [&, gate = go_.get_future().share()](Queue, void* to, std::size_t) {
+    if (seen.empty()) {
+      begun.set_value();
+    }
+    seen.push_back(to);
+    gate.wait();
+  };
+  Mover mover(device_, Queue::kUp, {.piece_nbytes = 10});
+  const TransferPtr first = mover.push({bytes_.run(0, 30)}, {});
+  const TransferPtr second = mover.push({bytes_.run(30, 10)}, {});
+  begun.get_future().wait();
+  const TransferPtr urgent = mover.push_urgent({bytes_.run(40, 60)}, {}, nullptr, "test", 0);
+  go();
+  urgent->wait_done();
+  second->wait_done();
+  EXPECT_TRUE(first->is_done());
+  EXPECT_EQ(bytes_.to, bytes_.from);
+  std::vector<void*> expected;
+  for (const std::size_t begin : {0, 40, 50, 60, 70, 80, 90, 10, 20, 30}) {
+    expected.push_back(&bytes_.to[begin]);
+  }
+  EXPECT_EQ(seen, expected);
+}
+
+TEST_F(MoverTest, HoldingStopsNothingThatIsUrgent) {
+  Mover mover(device_, Queue::kUp, {});
+  mover.hold(std::chrono::hours(1));
+  mover.push_urgent({bytes_.run(0, 100)}, {}, nullptr, "test", 0)->wait_done();
+  EXPECT_EQ(bytes_.to, bytes_.from);
+}
+
+TEST_F(MoverTest, AnErrorReachesTheUrgentToo) {
+  std::promise<void> begun;
+  device_.before_copy = [&, is_first = true, gate = go_.get_future().share()](Queue, void*, std::size_t) mutable {
+    if (std::exchange(is_first, false)) {
+      begun.set_value();
+      gate.wait();
+      return;
+    }
+    throw std::runtime_error("the link is cut");
+  };
+  Mover mover(device_, Queue::kUp, {.piece_nbytes = 10});
+  const TransferPtr first = mover.push({bytes_.run(0, 30)}, {});
+  begun.get_future().wait();
+  const TransferPtr urgent = mover.push_urgent({bytes_.run(30, 10)}, {}, nullptr, "test", 0);
+  const TransferPtr waiting = mover.push_urgent({bytes_.run(40, 10)}, {}, nullptr, "test", 1);
+  go();
+  for (const TransferPtr& transfer : {first, urgent, waiting}) {
+    EXPECT_THROW(transfer->wait_done(), std::runtime_error);
+  }
+  EXPECT_THROW((void)mover.push_urgent({bytes_.run(0, 1)}, {}, nullptr, "test", 2), std::runtime_error);
+}
+
 TEST_F(MoverTest, ATransferOfNothingIsDoneInItsTurn) {
   hold();
   Mover mover(device_, Queue::kUp, {});

@@ -239,6 +239,24 @@ TEST(SplitInput, FollowsTheStateFormat) {
   EXPECT_DOUBLE_EQ(fp32.host_dram_nbytes, 36);
 }
 
+TEST(SplitInput, ParametersThatRestOnTheHostTravelWithTheirStates) {
+  const SplitInput input = split_input({.param_nbytes = 2, .rest_nbytes = 2, .num_states = 2}, 5, false, true);
+  EXPECT_DOUBLE_EQ(input.state_nbytes, 12);
+  EXPECT_DOUBLE_EQ(input.streamed_dram_nbytes, 24);
+  EXPECT_DOUBLE_EQ(input.param_nbytes, 0);
+  EXPECT_DOUBLE_EQ(input.gather_nbytes, 2);
+}
+
+TEST(EvaluateSplit, GathersTakeTheirPartOfTheWayUp) {
+  SplitInput input{.numel = 1'000'000'000, .state_nbytes = 10, .param_nbytes = 0, .gather_nbytes = 5};
+  input.observation = {.forward_s = 1.0, .backward_s = 1.0};
+  input.rates.up = 10e9;
+  EXPECT_NEAR(evaluate_split(input, 0.5).exposed_s, 0.0, 1e-9);
+  EXPECT_NEAR(evaluate_split(input, 1.0).exposed_s, 0.5, 1e-9);
+  input.gather_nbytes = 0;
+  EXPECT_NEAR(evaluate_split(input, 1.0).exposed_s, 0.0, 1e-9);
+}
+
 TEST(PredictCompute, CountsTheFloatingPointOperations) {
   const StepObservation plain = predict_compute(1'000'000'000, 1000, 1e12, false);
   EXPECT_DOUBLE_EQ(*plain.forward_s, 2.0);

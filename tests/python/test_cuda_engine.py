@@ -93,7 +93,7 @@ def test_parameters_in_host_memory_change_no_bit_and_take_less_of_the_gpu(home: 
         gc.collect()
         assert torch.cuda.memory_allocated() <= before + 2**20
     assert same(*results)
-    assert resting[1] <= resting[0] / 8
+    assert resting[1] <= resting[0] / 7, "the window, and a bucket that may still be on its way down"
 
 
 def test_buffers_that_share_memory_share_it_on_the_gpu_too() -> None:

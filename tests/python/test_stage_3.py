@@ -152,6 +152,45 @@ class Even(torch.nn.Module):
 
 
 @program
+def streams(rank: int, world: int) -> Any:
+    """Digests of weights and moments by cell; all must be the same. Random delays shake races out."""
+    bits = {}
+    cells = [("none", False, 0.0, False, 0)]
+    cells += [
+        ("cpu", *cell, seed)
+        for seed, cell in enumerate(itertools.product((False, True), (0.0, 0.5, 1.0), (False, True)), start=1)
+    ]
+    for home, param_offload, share, overlap, seed in cells:
+        model = Tower()
+        own: dict[str, Any] = {**TIMEOUT["pannier"], "stress_seed": seed}
+        if home == "cpu":
+            own |= {"streamed_share": share, "overlap_step": overlap}
+        engine, optimizer, _, _ = pannier.initialize(
+            model=model,
+            config=settings(offload=home == "cpu", param_offload=param_offload, clipping=0.05, pannier=own),
+        )
+        for step in range(2 * STEPS):
+            if step == STEPS:
+                with pannier.zero.GatheredParameters([model.shift, model.norm.weight], modifier_rank=0):
+                    model.norm.weight.data.mul_(0.5)
+            engine.backward(engine(tokens(step, rank)))
+            engine.step()
+        have = [*weights(model).values()]
+        for param in model.parameters():
+            if param.requires_grad:
+                have.append(pannier.safe_get_full_optimizer_state(param, "exp_avg_sq"))
+        bits[f"{home}, params {param_offload}, share {share}, overlap {overlap}"] = digest(have)
+        engine.destroy()
+    return bits
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_neither_streaming_nor_overlap_changes_a_bit(world: int) -> None:
+    for ended in ranks.run(__file__, "streams", world):
+        assert len(set(ended.result.values())) == 1, ended.result
+
+
+@program
 def wire(rank: int, world: int) -> Any:
     results = {}
     for gas, param_offload in itertools.product((1, 3), (False, True)):

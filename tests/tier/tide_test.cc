@@ -69,6 +69,37 @@ TEST_F(TideTest, StatesAreEqualAfterARoundTrip) {
   EXPECT_EQ(counted(), 0U);
 }
 
+TEST_F(TideTest, ParametersThatRestInHostMemoryTravelWithTheirStates) {
+  const std::unique_ptr<ParameterShards> shards = make_host_shards(device_, memory_, up_, down_, at::kFloat, numels_);
+  const StateShape shape{.param_nbytes = 4, .rest_nbytes = 0, .num_states = 1};
+  HostStateStore host(memory_, shape, numels_,
+                      {shards->host_address(0), shards->host_address(1), shards->host_address(2)});
+  {
+    Tide tide({device_, host, up_, down_, shape, numels_,
+               [](int) -> at::Tensor { throw std::logic_error("nothing is on the device"); },
+               [&](int) { return shards.get(); }});
+    EXPECT_EQ(tide.nbytes(1), kNumel * 8U);
+    shards->store(1, at::arange(kNumel, at::kFloat));
+    tide.raise(1);
+    for (int step = 0; step < 3; ++step) {
+      const Lease lease = tide.lease(1);
+      for (std::int64_t i = 0; i < kNumel; ++i) {
+        EXPECT_EQ(static_cast<float*>(lease.view().param)[i], static_cast<float>(i + step));
+        static_cast<float*>(lease.view().param)[i] += 1.0F;
+        lease.view().state1[i] += 2.0F;
+      }
+    }
+    const at::Tensor whole = at::empty({kNumel});
+    shards->raise(1, whole);
+    shards->finish_raise(1);
+    EXPECT_TRUE(at::equal(whole, at::arange(kNumel, at::kFloat) + 3));
+    shards->settle(1);
+    const Lease lease = host.lease(1);
+    EXPECT_EQ(lease.view().state1[kNumel - 1], 6.0F);
+    EXPECT_EQ(static_cast<float*>(lease.view().param)[1], 4.0F);
+  }
+}
+
 TEST_F(TideTest, ABucketThatStaysIsNotCopiedAgain) {
   tide_.raise(0);
   for (int step = 0; step < 5; ++step) {

@@ -74,18 +74,35 @@ Mover::~Mover() { close(); }
 
 TransferPtr Mover::push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer,
                         const char* what, int index) {
-  auto transfer = std::make_shared<Transfer>();
-  TraceLabel label{.what = what, .index = index};
-  for (const CopyRun& run : runs) {
-    label.nbytes += run.nbytes;
+  return enqueue({.runs = std::move(runs),
+                  .after = std::move(after),
+                  .after_transfer = std::move(after_transfer),
+                  .transfer = std::make_shared<Transfer>(),
+                  .label = {.what = what, .index = index}});
+}
+
+TransferPtr Mover::push_urgent(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer,
+                               const char* what, int index) {
+  return enqueue({.runs = std::move(runs),
+                  .after = std::move(after),
+                  .after_transfer = std::move(after_transfer),
+                  .transfer = std::make_shared<Transfer>(),
+                  .label = {.what = what, .index = index},
+                  .is_urgent = true});
+}
+
+TransferPtr Mover::enqueue(Job job) {
+  for (const CopyRun& run : job.runs) {
+    job.label.nbytes += run.nbytes;
   }
+  TransferPtr transfer = job.transfer;
   {
     const std::lock_guard lock(jobs_mutex_);
     if (error_ != nullptr) {
       std::rethrow_exception(error_);
     }
     PANNIER_CHECK(!closing_, "a transfer was pushed to a mover that is closed");
-    jobs_.push_back({std::move(runs), std::move(after), std::move(after_transfer), transfer, label});
+    (job.is_urgent ? urgent_jobs_ : jobs_).push_back(std::move(job));
   }
   jobs_changed_.notify_one();
   return transfer;
@@ -109,11 +126,11 @@ void Mover::work() {
     {
       std::unique_lock lock(jobs_mutex_);
       if (in_flight_.empty()) {
-        jobs_changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+        jobs_changed_.wait(lock, [this] { return closing_ || !jobs_.empty() || !urgent_jobs_.empty(); });
       }
-      if (!jobs_.empty()) {
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
+      if (std::deque<Job>& jobs = urgent_jobs_.empty() ? jobs_ : urgent_jobs_; !jobs.empty()) {
+        job = std::move(jobs.front());
+        jobs.pop_front();
       } else if (in_flight_.empty()) {
         return;
       }
@@ -123,10 +140,12 @@ void Mover::work() {
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
       std::deque<Job> rest;
+      std::deque<Job> urgent;
       {
         const std::lock_guard lock(jobs_mutex_);
         error_ = error;
         rest.swap(jobs_);
+        urgent.swap(urgent_jobs_);
       }
       // Whoever waits must wake, and be told.
       for (const InFlight& piece : std::exchange(in_flight_, {})) {
@@ -137,8 +156,10 @@ void Mover::work() {
       if (job.transfer) {
         job.transfer->fail(error);
       }
-      for (const Job& dropped : rest) {
-        dropped.transfer->fail(error);
+      for (const std::deque<Job>& jobs : {rest, urgent}) {
+        for (const Job& dropped : jobs) {
+          dropped.transfer->fail(error);
+        }
       }
     }
   }
@@ -166,8 +187,11 @@ void Mover::issue(const Job& job) {
     for (std::size_t at = 0; at < run.nbytes; at += options_.piece_nbytes) {
       const std::size_t nbytes = std::min(options_.piece_nbytes, run.nbytes - at);
       const bool is_last = i == last && at + nbytes == run.nbytes;
+      if (!job.is_urgent) {
+        issue_urgent();
+      }
       issue_piece({static_cast<char*>(run.to) + at, static_cast<const char*>(run.from) + at, nbytes},
-                  is_last ? job.transfer : nullptr);
+                  is_last ? job.transfer : nullptr, job.is_urgent);
       issued = issued || is_last;
     }
   }
@@ -179,12 +203,34 @@ void Mover::issue(const Job& job) {
   }
 }
 
-void Mover::issue_piece(const CopyRun& piece, const TransferPtr& last_of) {
+void Mover::issue_urgent() {
+  while (true) {
+    Job job;
+    {
+      const std::lock_guard lock(jobs_mutex_);
+      if (urgent_jobs_.empty()) {
+        return;
+      }
+      job = std::move(urgent_jobs_.front());
+      urgent_jobs_.pop_front();
+    }
+    try {
+      issue(job);
+    } catch (...) {
+      job.transfer->fail(std::current_exception());
+      throw;
+    }
+  }
+}
+
+void Mover::issue_piece(const CopyRun& piece, const TransferPtr& last_of, bool is_urgent) {
   while (in_flight_.size() >= options_.depth) {
     retire_oldest();
   }
   delay_();
-  wait_while_held();
+  if (!is_urgent) {
+    wait_while_held();
+  }
   device_.copy(queue_, piece.to, piece.from, piece.nbytes);
   const EventPtr event = device_.record(queue_);
   note_issued();

@@ -1,6 +1,7 @@
 // Carries bytes between host and device in one direction. The copy engine is a queue, and whatever the user's code
 // reads from the device waits behind all that is queued there; so a thread of ours feeds it, piece by piece, and never
-// has more than a few pieces in flight. Transfers are done in the order in which they were pushed.
+// has more than a few pieces in flight. Transfers are done in the order in which they were pushed, but for urgent ones:
+// those go before all that are not, between two pieces of one under way.
 #pragma once
 
 #include <chrono>
@@ -82,6 +83,10 @@ class Mover {
   /// name it in a trace.
   TransferPtr push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer = nullptr,
                    const char* what = "transfer", int index = -1);
+  /// The same for what the device's next work needs: ahead of all that push() was given, and not stopped by hold().
+  /// `after_transfer` must need nothing that push() was given here.
+  TransferPtr push_urgent(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer,
+                          const char* what, int index);
   [[nodiscard]] Device& device() const noexcept { return device_; }
   /// Since the start, up to now.
   [[nodiscard]] MoverWork work_done() const;
@@ -99,15 +104,18 @@ class Mover {
     TransferPtr after_transfer;
     TransferPtr transfer;
     TraceLabel label;
+    bool is_urgent = false;
   };
   struct InFlight {
     EventPtr event;
     TransferPtr transfer;  ///< Done with this piece; null for pieces before its last.
     std::size_t nbytes = 0;
   };
+  TransferPtr enqueue(Job job);
   void work();
   void issue(const Job& job);
-  void issue_piece(const CopyRun& piece, const TransferPtr& last_of);
+  void issue_urgent();
+  void issue_piece(const CopyRun& piece, const TransferPtr& last_of, bool is_urgent);
   void retire_oldest();
   void note_issued();
   void note_retired(std::size_t nbytes);
@@ -123,9 +131,10 @@ class Mover {
   MoverWork work_;
   std::optional<std::chrono::steady_clock::time_point> busy_since_;  ///< Something is in flight, not counted before.
   std::chrono::steady_clock::time_point held_until_;                 ///< Guarded by jobs_mutex_.
-  std::mutex jobs_mutex_;                                            ///< Guards jobs_ and closing_.
+  std::mutex jobs_mutex_;                                            ///< Guards the jobs and closing_.
   std::condition_variable jobs_changed_;
   std::deque<Job> jobs_;
+  std::deque<Job> urgent_jobs_;
   bool closing_ = false;
   std::exception_ptr error_;  ///< The first; everything pushed after it fails with it. Guarded by jobs_mutex_.
   std::thread thread_;

@@ -128,7 +128,8 @@ void EngineCore::plan_routes(const PartsOptions& options, const MemoryPlanInput&
   if (config_.pannier.streamed_share || device_->torch_device().is_cpu()) {
     return;
   }
-  SplitInput input = split_input(plan.shape, parts_->shards->numel(), options.accumulates && !options.sum_in_own_type);
+  SplitInput input = split_input(plan.shape, parts_->shards->numel(), options.accumulates && !options.sum_in_own_type,
+                                 !plan.is_partitioned.empty() && plan.parameter_home == Home::kHost);
   input.overlap_step = config_.pannier.overlap_step;
   input.micro_batches = batch_.accumulation;
   route_planner_ =

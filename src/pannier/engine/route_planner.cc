@@ -133,8 +133,7 @@ void RoutePlanner::solve() {
 MeasuredRates machine_rates(Device& device) {
   RateProbes probes;
   probes.parallel_for = torch_parallel_for(host_threads());
-  probes.copy_nbytes =
-      std::max(probes.copy_nbytes, kCopyNbytesPerThread * static_cast<std::size_t>(host_threads()));
+  probes.copy_nbytes = std::max(probes.copy_nbytes, kCopyNbytesPerThread * static_cast<std::size_t>(host_threads()));
   probes.host_update = [](double most_seconds) {
     return measure_update_rate(torch_parallel_for(host_threads()), {.most_seconds = most_seconds});
   };

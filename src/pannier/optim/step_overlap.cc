@@ -69,7 +69,7 @@ void StepOverlap::begin(const UpdatePipeline::Coefficients& coefficients, float 
     if (parts_.routes.route(b) != UpdateRoute::kHost) {
       continue;
     }
-    if (const int parameter = released_.aliased(b); parameter >= 0) {
+    if (const int parameter = parts_.residence.rests_whole(b) ? released_.aliased(b) : -1; parameter >= 0) {
       note_alias(parameter);
       (void)parts_.pipeline.update_bucket(b, coefficients, {&grad_factor, &skip});
     } else {
@@ -89,7 +89,9 @@ void StepOverlap::begin(const UpdatePipeline::Coefficients& coefficients, float 
   // Nothing below throws but for want of memory.
   std::vector<BucketUpdate> updates;
   for (UpdatePipeline::Prepared& one : prepared) {
-    released_.release(one.update.bucket);
+    if (parts_.residence.rests_whole(one.update.bucket)) {
+      released_.release(one.update.bucket);
+    }
     lent_[static_cast<std::size_t>(one.update.bucket)].emplace(std::move(one.lease));
     updates.push_back(std::move(one.update));
   }
@@ -105,7 +107,7 @@ void StepOverlap::tick(int unit) {
   if (unit == 0) {
     for (int b = static_cast<int>(first_use_.size()) - 1; b >= 0; --b) {
       if (first_use_[static_cast<std::size_t>(b)] == 0) {
-        restore(b);
+        wait_for(b);
       }
     }
   }
@@ -116,24 +118,27 @@ void StepOverlap::tick(int unit) {
     order_[index] = num_ticked_++;
   }
   for (const int bucket : buckets_of_[index]) {
-    restore(bucket);
+    wait_for(bucket);
   }
 }
 
-void StepOverlap::restore(int bucket) {
-  if (!released_.is_released(bucket)) {
+void StepOverlap::wait_for(int bucket) {
+  std::optional<Lease>& lent = lent_[static_cast<std::size_t>(bucket)];
+  if (!lent) {
     return;
   }
   parts_.device.wait(Queue::kCompute, updater_.wait_issued(bucket));
-  lent_[static_cast<std::size_t>(bucket)].reset();
-  released_.restore(bucket);
+  lent.reset();
+  if (released_.is_released(bucket)) {
+    released_.restore(bucket);
+  }
 }
 
 void StepOverlap::wait_for_all() {
   std::exception_ptr first;
   for (int b = static_cast<int>(first_use_.size()) - 1; b >= 0; --b) {
     try {
-      restore(b);
+      wait_for(b);
     } catch (...) {
       first = first ? first : std::current_exception();
     }
@@ -145,7 +150,7 @@ void StepOverlap::wait_for_all() {
 
 void StepOverlap::wait_for_updates() {
   for (int b = 0; b < static_cast<int>(first_use_.size()); ++b) {
-    if (released_.is_released(b)) {
+    if (lent_[static_cast<std::size_t>(b)]) {
       (void)updater_.wait_issued(b);
     }
   }

@@ -6,6 +6,8 @@
 //     read half-written, so it is updated before begin() returns.
 //  2. tick(unit): the model is about to run a unit. The host waits until its buckets are on their way, the device until
 //     they have arrived, and their parameters come back.
+//     Parameters that are partitioned (stage 3) are at rest, and released by whoever gathers them; who sends one of
+//     them to the device calls wait_for() before.
 //  3. wait_for_all(): the same for everything; before a backward, whose gradients go where the updates read theirs, and
 //     before anybody looks at parameters or states.
 #pragma once
@@ -25,6 +27,7 @@ struct StepOverlapParts {
   Device& device;
   const BucketLayout& layout;
   ParameterBuckets& parameters;
+  const ParameterResidence& residence;
   UpdatePipeline& pipeline;
   const UpdateRoutes& routes;
   Mover& up;
@@ -44,6 +47,9 @@ class StepOverlap {
   /// The model is about to run `unit`. Throws ConfigError for a parameter whose data was replaced while it was
   /// released.
   void tick(int unit);
+  /// The bucket's update is over, and its parameters are in place for what the calling thread does next. Throws as
+  /// tick(), and what the update threw.
+  void wait_for(int bucket);
   /// Everything is in place for what the calling thread does next. Throws as tick(), and what an update threw; its
   /// parameters then stay released.
   void wait_for_all();
@@ -57,7 +63,6 @@ class StepOverlap {
  private:
   /// When the model needs a bucket: 0 with its forward, then by the first unit of the last window that did.
   [[nodiscard]] std::vector<int> first_uses() const;
-  void restore(int bucket);
   void note_alias(int parameter);
 
   StepOverlapParts parts_;

@@ -45,6 +45,7 @@ struct Traffic {
   double travel = 0.0;         // Streamed states, each way.
   double gradients = 0.0;      // Down, in backward.
   double params = 0.0;         // Up, after the host's update.
+  double gathers = 0.0;        // Up, in each forward and each backward.
   double host_dram = 0.0;      // Of the host path after backward.
   double dram_per_byte = 1.0;  // Host memory traffic of one streamed byte.
 };
@@ -59,6 +60,7 @@ Traffic traffic_of(const SplitInput& input, double streamed_share) {
   t.travel = states - t.kept;
   t.gradients = input.gradient_nbytes * t.host_numel;
   t.params = input.param_nbytes * t.host_numel;
+  t.gathers = input.gather_nbytes * numel;
   t.host_dram = std::max(0.0, input.host_dram_nbytes - input.gradient_nbytes) * t.host_numel;
   t.dram_per_byte = input.state_nbytes > 0.0 ? input.streamed_dram_nbytes / (2 * input.state_nbytes) : 1.0;
   return t;
@@ -75,7 +77,7 @@ LeftOver after_backward(const Traffic& t, const LinkAndHostRates& rates, double 
   const double up_both = or_endless(rates.up_both > 0.0 ? rates.up_both : rates.up);
   const double down_both = or_endless(rates.down_both > 0.0 ? rates.down_both : rates.down);
   const double both_s = std::min(backward_s, t.gradients / down_both);
-  double up_bytes = carried(up_both, both_s) + carried(up, backward_s - both_s);
+  double up_bytes = std::max(0.0, carried(up_both, both_s) + carried(up, backward_s - both_s) - t.gathers);
   if (rates.dram > 0.0 && t.dram_per_byte > 0.0) {
     up_bytes = std::min(up_bytes, std::max(0.0, rates.dram * backward_s - t.gradients) / t.dram_per_byte);
   }
@@ -120,8 +122,9 @@ Bounds bounds_of(const SplitInput& input, const Traffic& t, SplitTimes& times) {
   const double down_bytes = t.travel + left.gradients;
   const double up_s = seconds_of(left.up + t.params, up_both);
   // While the up link is busy, the down link is slower.
+  const double beside_s = up_s + seconds_of(t.gathers, up_both);
   const double slowed_s =
-      down_bytes > 0.0 && rates.down > 0.0 ? up_s * std::max(0.0, 1.0 - down_both / rates.down) : 0.0;
+      down_bytes > 0.0 && rates.down > 0.0 ? beside_s * std::max(0.0, 1.0 - down_both / rates.down) : 0.0;
   times.link_up.needed_s = seconds_of(t.travel + t.params, rates.up);
   times.cores.needed_s = seconds_of(t.host_numel * input.update_nbytes / kRatedUpdateNbytes, rates.host_update);
   times.link_down.needed_s = down_seconds(rates, down_bytes, times.cores.needed_s) + slowed_s;
@@ -228,6 +231,7 @@ void SplitInput::validate() const {
                                     {"host_dram_nbytes", host_dram_nbytes},
                                     {"streamed_dram_nbytes", streamed_dram_nbytes},
                                     {"update_nbytes", update_nbytes},
+                                    {"gather_nbytes", gather_nbytes},
                                     {"forward_s", observation.forward_s.value_or(0.0)},
                                     {"backward_s", observation.backward_s.value_or(0.0)},
                                     {"to_peak_s", observation.to_peak_s.value_or(0.0)}}) {
@@ -236,7 +240,7 @@ void SplitInput::validate() const {
   rates.validate();
 }
 
-SplitInput split_input(const StateShape& shape, std::int64_t numel, bool accumulates) {
+SplitInput split_input(const StateShape& shape, std::int64_t numel, bool accumulates, bool rests_on_host) {
   const auto param_nbytes = static_cast<double>(shape.param_nbytes);
   SplitInput input{.numel = numel};
   input.state_nbytes = static_cast<double>(shape.device_nbytes(Home::kDevice));
@@ -246,6 +250,12 @@ SplitInput split_input(const StateShape& shape, std::int64_t numel, bool accumul
   const double param_passes = shape.rest_nbytes == 4 ? 1.0 : 2.0;
   input.update_nbytes = 2 * input.state_nbytes + param_passes * param_nbytes + input.gradient_nbytes;
   input.host_dram_nbytes = input.update_nbytes + input.gradient_nbytes + param_nbytes;
+  if (rests_on_host) {
+    input.state_nbytes += param_nbytes;
+    input.param_nbytes = 0.0;
+    input.host_dram_nbytes -= param_nbytes;
+    input.gather_nbytes = param_nbytes;
+  }
   input.streamed_dram_nbytes = 2 * input.state_nbytes;
   return input;
 }

@@ -32,6 +32,7 @@ struct SplitInput {
   double host_dram_nbytes = 30;      ///< Host memory traffic per parameter on the host path, copies included.
   double streamed_dram_nbytes = 20;  ///< Host memory traffic per streamed parameter, both ways together.
   double update_nbytes = kRatedUpdateNbytes;  ///< Memory traffic of one parameter's update, wherever it runs.
+  double gather_nbytes = 0;      ///< Per parameter, up in each forward and each backward: it rests in host memory.
   std::size_t slack_nbytes = 0;  ///< Free below the budget at the peak: streamed states that need not come down.
   /// Free at the end of backward for streamed states and for the gradients of their parameters; empty: enough.
   std::optional<std::size_t> room_nbytes{};
@@ -43,7 +44,9 @@ struct SplitInput {
 };
 
 /// The bytes of a state format: everything of SplitInput that follows from it. `accumulates`: gradients are fp32 sums.
-[[nodiscard]] SplitInput split_input(const StateShape& shape, std::int64_t numel, bool accumulates);
+/// `rests_on_host`: parameters do too, and a streamed one travels with its states.
+[[nodiscard]] SplitInput split_input(const StateShape& shape, std::int64_t numel, bool accumulates,
+                                     bool rests_on_host = false);
 
 /// One resource: how long it is busy, and how long it may be without being seen.
 struct ResourceTime {

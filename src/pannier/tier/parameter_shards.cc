@@ -21,7 +21,10 @@ class DeviceShards final : public ParameterShards {
   }
 
   [[nodiscard]] Home home() const noexcept override { return Home::kDevice; }
-  void raise(int bucket, const at::Tensor& to) override { copy(to, own(bucket)); }
+  void raise(int bucket, const at::Tensor& to) override {
+    end_writes(bucket);
+    copy(to, own(bucket));
+  }
   void finish_raise(int /*bucket*/) override {}
   void store(int bucket, const at::Tensor& from) override { copy(own(bucket), from); }
   [[nodiscard]] at::Tensor own(int bucket) override { return shards_.at(static_cast<std::size_t>(bucket)); }
@@ -68,9 +71,11 @@ class HostShards final : public ParameterShards {
       return;
     }
     PANNIER_CHECK(slot.up == nullptr, fmt::format("bucket {} is on its way up already", bucket));
+    end_writes(bucket);
+    free_sent();
     // `to` may be memory that the device's earlier work still uses, and the shard may still be on its way down.
-    slot.up = up_.push({{to.data_ptr(), host_address(bucket), to.nbytes()}}, {device_.record(Queue::kCompute)},
-                       slot.down, "parameters up", bucket);
+    slot.up = up_.push_urgent({{to.data_ptr(), host_address(bucket), to.nbytes()}}, {device_.record(Queue::kCompute)},
+                              slot.down, "parameters up", bucket);
   }
 
   void finish_raise(int bucket) override {
@@ -90,8 +95,8 @@ class HostShards final : public ParameterShards {
       slot.down->wait_done();  // What it reads is about to go.
     }
     slot.sent = from;
-    slot.down = down_.push({{host_address(bucket), from.data_ptr(), from.nbytes()}}, {device_.record(Queue::kCompute)},
-                           nullptr, "parameters down", bucket);
+    slot.down = down_.push_urgent({{host_address(bucket), from.data_ptr(), from.nbytes()}},
+                                  {device_.record(Queue::kCompute)}, nullptr, "parameters down", bucket);
     free_sent();
   }
 
@@ -120,6 +125,12 @@ class HostShards final : public ParameterShards {
       }
     }
     slot.sent = at::Tensor();
+  }
+
+  [[nodiscard]] TransferPtr on_its_way_down(int bucket) override { return at(bucket).down; }
+  void comes_down(int bucket, TransferPtr transfer) override {
+    at(bucket).down = std::move(transfer);
+    free_sent();
   }
 
   [[nodiscard]] std::byte* host_address(int bucket) override { return slab_.data().data() + at(bucket).offset; }

@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "pannier/device/device.h"
@@ -39,10 +41,26 @@ class ParameterShards {
   virtual void put_back(int bucket) = 0;
   /// The host waits until no copy of the shard is under way.
   virtual void settle(int bucket) = 0;
+  /// The shard's last way down, after which another may read where it rests; null: nothing is on its way.
+  [[nodiscard]] virtual TransferPtr on_its_way_down(int /*bucket*/) { return nullptr; }
+  /// Somebody else sends the shard down to where it rests.
+  virtual void comes_down(int /*bucket*/, TransferPtr /*transfer*/) {}
+  /// Called with the bucket before its shard sets out: whoever still writes where it rests ends first.
+  void before_raise(std::function<void(int)> call) { before_raise_ = std::move(call); }
   /// Where the shard rests in host memory; null where it does not.
   [[nodiscard]] virtual std::byte* host_address(int bucket) = 0;
   /// All of that memory.
   [[nodiscard]] virtual std::span<std::byte> host_bytes() = 0;
+
+ protected:
+  void end_writes(int bucket) const {
+    if (before_raise_) {
+      before_raise_(bucket);
+    }
+  }
+
+ private:
+  std::function<void(int)> before_raise_;
 };
 
 /// `numels`: of this rank's shard of each bucket; 0 for one that is not kept here. What it refers to must outlive it.

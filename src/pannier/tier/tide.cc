@@ -8,6 +8,14 @@
 #include "pannier/base/error.h"
 
 namespace pannier {
+namespace {
+
+// Where the arrays of a bucket's state begin.
+void* first_array(const StateView& states) {
+  return states.state1 != nullptr ? static_cast<void*>(states.state1) : states.rest;
+}
+
+}  // namespace
 
 Tide::Tide(TideParts parts)
     : StateStore(parts.bucket_numels), parts_(std::move(parts)), slots_(parts_.bucket_numels.size()) {
@@ -52,7 +60,13 @@ HostBucketLayout Tide::layout(int bucket) const {
   return host_bucket_layout(parts_.shape, parts_.bucket_numels.at(static_cast<std::size_t>(bucket)));
 }
 
-std::size_t Tide::nbytes(int bucket) const { return layout(bucket).offsets[3]; }
+std::size_t Tide::param_nbytes(int bucket) const {
+  return nbytes_of(parts_.bucket_numels[static_cast<std::size_t>(bucket)], parts_.shape.param_nbytes);
+}
+
+std::size_t Tide::nbytes(int bucket) const {
+  return state_nbytes(bucket) + (at_rest(bucket) == nullptr ? 0 : param_nbytes(bucket));
+}
 
 bool Tide::is_up(int bucket) const {
   const std::lock_guard lock(mutex_);
@@ -65,19 +79,26 @@ bool Tide::is_ready(int bucket) const {
   return slot.buffer.defined() && (!slot.up || slot.up->is_issued());
 }
 
+void* Tide::param_in(const at::Tensor& buffer, int bucket) const {
+  return static_cast<std::byte*>(buffer.data_ptr()) + state_nbytes(bucket);
+}
+
 void Tide::raise(int bucket) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_.at(static_cast<std::size_t>(bucket));
   if (!slot.buffer.defined()) {
     const std::size_t size = nbytes(bucket);
     at::Tensor buffer = parts_.device.allocate(static_cast<std::int64_t>(size), at::kByte, Owner::kStreamedStates);
+    const StateView& host = parts_.host.view(bucket);
+    std::vector<CopyRun> runs{{buffer.data_ptr(), first_array(host), state_nbytes(bucket)}};
+    TransferPtr written = slot.down;
+    if (ParameterShards* const rest = at_rest(bucket); rest != nullptr) {
+      runs.push_back({param_in(buffer, bucket), rest->host_address(bucket), param_nbytes(bucket)});
+      written = rest->on_its_way_down(bucket);  // The states' own way down was over when their buffer was freed.
+    }
     // The allocator may hand out memory that work already queued still uses, so the copy waits for that work.
-    slot.up = parts_.up.push(
-        {{buffer.data_ptr(),
-          parts_.host.view(bucket).state1 != nullptr ? static_cast<const void*>(parts_.host.view(bucket).state1)
-                                                     : parts_.host.view(bucket).rest,
-          size}},
-        {parts_.device.record(Queue::kCompute)}, slot.down, "states", bucket);
+    slot.up =
+        parts_.up.push(std::move(runs), {parts_.device.record(Queue::kCompute)}, std::move(written), "states", bucket);
     slot.down = nullptr;
     slot.buffer = std::move(buffer);
     live_nbytes_ += size;
@@ -107,8 +128,9 @@ StateView Tide::acquire(ChunkId chunk, Access /*access*/) {
     parts_.device.wait(Queue::kCompute, slot.down->wait_issued());  // It still reads what will be overwritten.
   }
   slot.leased = true;
-  return view_of(parts_.shape, layout(bucket), range(chunk), static_cast<std::byte*>(slot.buffer.data_ptr()),
-                 parts_.param_bucket(bucket).data_ptr());
+  void* const param =
+      at_rest(bucket) == nullptr ? parts_.param_bucket(bucket).data_ptr() : param_in(slot.buffer, bucket);
+  return view_of(parts_.shape, layout(bucket), range(chunk), static_cast<std::byte*>(slot.buffer.data_ptr()), param);
 }
 
 void Tide::release(ChunkId chunk, Access /*access*/, TransferPtr /*reader*/) noexcept {
@@ -118,10 +140,17 @@ void Tide::release(ChunkId chunk, Access /*access*/, TransferPtr /*reader*/) noe
   slot.raised = false;
   slot.leased = false;
   try {
-    const StateView& host = parts_.host.view(bucket);
-    void* const to = host.state1 != nullptr ? static_cast<void*>(host.state1) : host.rest;
-    slot.down = parts_.down.push({{to, slot.buffer.data_ptr(), nbytes(bucket)}},
-                                 {parts_.device.record(Queue::kCompute)}, slot.up, "states", bucket);
+    const EventPtr updated = parts_.device.record(Queue::kCompute);
+    if (ParameterShards* const rest = at_rest(bucket); rest != nullptr) {
+      // The next forward reads these first; states have time until the peak.
+      rest->comes_down(bucket, parts_.down.push_urgent(
+                                   {{rest->host_address(bucket), param_in(slot.buffer, bucket), param_nbytes(bucket)}},
+                                   {updated}, slot.up, "parameters down", bucket));
+    }
+    // What was pushed before is done before, so that the buffer is free when this is.
+    slot.down =
+        parts_.down.push({{first_array(parts_.host.view(bucket)), slot.buffer.data_ptr(), state_nbytes(bucket)}},
+                         {updated}, slot.up, "states", bucket);
     std::erase(sent_down_, bucket);
     sent_down_.push_back(bucket);
   } catch (...) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "pannier/device/mover.h"
+#include "pannier/tier/parameter_shards.h"
 #include "pannier/tier/state_store.h"
 
 namespace pannier {
@@ -27,6 +28,9 @@ struct TideParts {
   StateShape shape;
   std::vector<std::int64_t> bucket_numels;
   std::function<at::Tensor(int)> param_bucket;  ///< The bucket's flat parameter on the device.
+  /// What keeps a bucket's parameters in host memory, and they then travel with the states; empty, or null for a
+  /// bucket: they are on the device.
+  std::function<ParameterShards*(int)> at_rest{};
 };
 
 /// A store whose leases are on the device. One thread at a time, but for give_back(); only it allocates and frees
@@ -76,6 +80,10 @@ class Tide final : public StateStore {
   void free(Slot& slot, int bucket);
   void require_whole() const;
   [[nodiscard]] HostBucketLayout layout(int bucket) const;
+  [[nodiscard]] ParameterShards* at_rest(int bucket) const { return parts_.at_rest ? parts_.at_rest(bucket) : nullptr; }
+  [[nodiscard]] std::size_t state_nbytes(int bucket) const { return layout(bucket).offsets[3]; }
+  [[nodiscard]] std::size_t param_nbytes(int bucket) const;
+  [[nodiscard]] void* param_in(const at::Tensor& buffer, int bucket) const;
 
   TideParts parts_;
   mutable std::recursive_mutex mutex_;  ///< Guards everything below against give_back().

@@ -186,8 +186,11 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
   parts.host_gradients = std::make_unique<HostGradients>(
       device, memory, *parts.shards, store_options(options, parts.shards->world_size()), *parts.down);
   register_host(device, parts.host_gradients->bytes(), "gradients", parts);
-  parts.tide = std::make_unique<Tide>(TideParts{device, *parts.host_states, *parts.up, *parts.down, shape,
-                                                parts.shards->numels(), own_parameters(parts)});
+  parts.tide = std::make_unique<Tide>(TideParts{
+      device, *parts.host_states, *parts.up, *parts.down, shape, parts.shards->numels(), own_parameters(parts),
+      [resting, shards = parts.parameter_shards.get()](int bucket) -> ParameterShards* {
+        return resting[static_cast<std::size_t>(bucket)] == nullptr ? nullptr : shards;
+      }});
   parts.host_path = make_host_path(
       device, own_parameters(parts), *parts.up,
       [resting](int bucket) { return resting[static_cast<std::size_t>(bucket)] != nullptr; },
@@ -298,16 +301,15 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   if (parts.tide) {
     parts.pilot = std::make_unique<TidePilot>(device, *parts.tide, *parts.routes, options.device_budget);
   }
-  if (parts.gatherer != nullptr && options.overlap_step) {
-    throw ConfigError(
-        "pannier.overlap_step with parameters that are partitioned or offloaded (zero_optimization.stage 3) is not "
-        "supported by this version; use stage 2, or set overlap_step to false");
-  }
   if (parts.tide && options.overlap_step) {
     parts.overlap = std::make_unique<StepOverlap>(
-        StepOverlapParts{device, *parts.layout, *parts.parameters, *parts.pipeline, *parts.routes, *parts.up},
+        StepOverlapParts{device, *parts.layout, *parts.parameters, *parts.residence, *parts.pipeline, *parts.routes,
+                         *parts.up},
         HostUpdaterOptions{options.algorithm, state_format_of(options.dtype), options.movers.delay_seed,
                            update_threads(options, device), parts.down.get()});
+    if (parts.parameter_shards) {
+      parts.parameter_shards->before_raise([overlap = parts.overlap.get()](int bucket) { overlap->wait_for(bucket); });
+    }
   }
   return parts;
 }
