@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pannier import backward_checks, core, groups, inputs, lr_schedules, managed, overlap, sharded, units
 from pannier.batches import Batches
+from pannier.checkpoints import Checkpoints
 from pannier.config import Config
 from pannier.errors import UsageError
 from pannier.group_values import fixed_by, hyperparameters
@@ -41,7 +42,7 @@ def close_core(
     core.call(handle.close)
 
 
-class Engine(Batches, torch.nn.Module):
+class Engine(Batches, Checkpoints, torch.nn.Module):
     """Trains `module`. Made by `pannier.initialize`; one thread at a time."""
 
     def __init__(

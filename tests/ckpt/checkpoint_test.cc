@@ -169,8 +169,8 @@ TEST(CheckpointFolder, PrunesTheOldestButLatest) {
   EXPECT_THROW(folder.prune(0), ConfigError);
   EXPECT_THAT(folder.prune(1), ElementsAre("s3", "s2"));
   EXPECT_THAT(temporary.names(), ::testing::UnorderedElementsAre("latest", "s1", "s4"));
-  SealedFolder(temporary.path()).folder("s4").write_text("old-part", "x");
-  EXPECT_THAT(folder.remove_leftovers("s4"), ElementsAre("old-part"));
+  SealedFolder(temporary.path()).folder("s4").write_text("pannier-old-part", "x");
+  EXPECT_THAT(folder.remove_leftovers("s4"), ElementsAre("pannier-old-part"));
   EXPECT_THAT(folder.verify("s4"), IsEmpty());
 }
 

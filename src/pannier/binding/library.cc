@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
+#include "pannier/binding/checkpoint.h"
 #include "pannier/binding/classes.h"
 #include "pannier/binding/comm_probe.h"
 #include "pannier/binding/update_bench.h"
@@ -73,7 +74,9 @@ std::vector<double> flat_momenta(const Schedule& schedule) {
 
 void define_engine(torch::Library& library) {
   using List = const c10::List<Numbers>&;
-  library.class_<EngineHolder>("Engine")
+  auto engine = library.class_<EngineHolder>("Engine");
+  define_checkpoint(engine);
+  engine
       .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>,
                        std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>, std::vector<at::Tensor>,
                        std::string, std::vector<std::vector<std::int64_t>>,

@@ -9,7 +9,9 @@
 #include <tuple>
 
 #include "pannier/base/error.h"
+#include "pannier/ckpt/checkpoint_reader.h"
 #include "pannier/ckpt/safetensors_reader.h"
+#include "pannier/ckpt/share.h"
 #include "pannier/ckpt/strict_json.h"
 #include "pannier/io/checksum.h"
 
@@ -17,16 +19,7 @@ namespace pannier::ckpt {
 namespace {
 
 constexpr const char* kLatestName = "latest";
-
-void check_sizes(const SealedFolder& folder, const Manifest& manifest) {
-  for (const auto& each : manifest.files) {
-    const std::string path = folder.path() + "/" + each.name;
-    const OwnedFd fd = folder.open_file(each.name);
-    if (const std::uint64_t nbytes = regular_file_nbytes(fd.get(), path); nbytes != each.nbytes) {
-      bad_content(path, fmt::format("{} bytes, {} were expected", nbytes, each.nbytes));
-    }
-  }
-}
+constexpr const char* kPartialManifest = "manifest.json.partial";
 
 // One chunk at a time, so that memory stays small.
 void verify_shard(const SafetensorsReader& reader, const ManifestShard& shard, const TensorInfo& tensor,
@@ -50,18 +43,10 @@ void verify_shard(const SafetensorsReader& reader, const ManifestShard& shard, c
   }
 }
 
-void verify_extra(const SealedFolder& folder, const ManifestExtra& extra, std::vector<std::byte>& buffer) {
-  const std::string path = folder.path() + "/" + extra.file;
-  const OwnedFd fd = folder.open_file(extra.file);
-  const std::uint64_t nbytes = regular_file_nbytes(fd.get(), path);
-  std::uint64_t sum = 0;
-  for (std::uint64_t at = 0; at < nbytes; at += kChecksumTileBytes) {
-    buffer.resize(std::min<std::uint64_t>(kChecksumTileBytes, nbytes - at));
-    read_exactly(fd.get(), buffer, at, path);
-    sum += tile_checksum(buffer, at / kChecksumTileBytes);
-  }
-  if (sum != extra.checksum) {
-    bad_content(path, fmt::format("checksum {:016x}, {:016x} was expected", sum, extra.checksum));
+void verify_extra(const SealedFolder& folder, const ManifestExtra& extra) {
+  if (const std::uint64_t found = file_checksum(folder, extra.file); found != extra.checksum) {
+    bad_content(folder.path() + "/" + extra.file,
+                fmt::format("checksum {:016x}, {:016x} was expected", found, extra.checksum));
   }
 }
 
@@ -169,7 +154,7 @@ std::vector<std::string> CheckpointFolder::verify(const std::string& tag) const 
       });
     }
     for (const auto& extra : manifest.extras) {
-      note_failure(problems, [&] { verify_extra(folder, extra, buffer); });
+      note_failure(problems, [&] { verify_extra(folder, extra); });
     }
   });
   return problems;
@@ -184,7 +169,8 @@ std::vector<std::string> CheckpointFolder::remove_leftovers(const std::string& t
   }
   std::vector<std::string> removed;
   for (const auto& name : folder.names()) {
-    if (!kept.contains(name)) {
+    // What the user put beside them stays.
+    if (!kept.contains(name) && (name.starts_with(kFilePrefix) || name == kPartialManifest)) {
       folder.remove(name);
       removed.push_back(name);
     }

@@ -36,7 +36,7 @@ class CheckpointFolder {
   [[nodiscard]] std::optional<std::string> newest_complete() const;
   /// Reads every byte of a tag in pieces; one sentence for each thing that is wrong. Empty: all is well.
   [[nodiscard]] std::vector<std::string> verify(const std::string& tag) const;
-  /// Removes files of a tag that its manifest does not name: what older or broken saves left. Returns their names.
+  /// Removes files of ours that the tag's manifest does not name: what older or broken saves left. Returns their names.
   std::vector<std::string> remove_leftovers(const std::string& tag) const;
   /// Removes all complete tags but the `keep` newest and the one that `latest` names, each by its manifest first.
   /// Incomplete ones stay: they may be saves under way. Returns what was removed. Throws ConfigError for keep < 1.

@@ -4,8 +4,11 @@
 #include <limits>
 #include <span>
 
+#include <nlohmann/json.hpp>
+
 #include "pannier/base/error.h"
 #include "pannier/ckpt/manifest.h"
+#include "pannier/ckpt/share.h"
 #include "pannier/ckpt/strict_json.h"
 #include "pannier/io/checksum.h"
 
@@ -68,6 +71,49 @@ ManifestShard parse_shard(const json& item, const std::string& file) {
   return shard;
 }
 
+void parse_written(const json& root, const std::string& file, Share& share) {
+  const auto list = [&](const char* key) -> const json& {
+    return array_of(member(root, key, file, "manifest"), file, key);
+  };
+  for (const auto& item : list("files")) {
+    share.files.push_back(
+        {text_of(member(item, "name", file, "files"), file, "files name"),
+         static_cast<std::uint64_t>(count_of(member(item, "nbytes", file, "files"), file, "files nbytes"))});
+  }
+  for (const auto& item : list("shards")) {
+    share.shards.push_back(parse_shard(item, file));
+  }
+  for (const auto& item : list("extras")) {
+    share.extras.push_back({rank_of(member(item, "rank", file, "extras"), file, "extras rank"),
+                            text_of(member(item, "file", file, "extras"), file, "extras file"),
+                            sum_of(member(item, "checksum", file, "extras"), file, "extras checksum")});
+  }
+}
+
+json json_of(const std::vector<ManifestFile>& files, const std::vector<ManifestShard>& shards,
+             const std::vector<ManifestExtra>& extras) {
+  json root = {{"files", json::array()}, {"shards", json::array()}, {"extras", json::array()}};
+  for (const auto& each : files) {
+    root["files"].push_back({{"name", each.name}, {"nbytes", each.nbytes}});
+  }
+  for (const auto& shard : shards) {
+    json sums = json::array();
+    for (const std::uint64_t sum : shard.checksums) {
+      sums.push_back(hex(sum));
+    }
+    root["shards"].push_back({{"file", shard.file},
+                              {"key", shard.key},
+                              {"tensor", shard.tensor},
+                              {"begin", shard.begin},
+                              {"end", shard.end},
+                              {"checksums", std::move(sums)}});
+  }
+  for (const auto& extra : extras) {
+    root["extras"].push_back({{"rank", extra.rank}, {"file", extra.file}, {"checksum", hex(extra.checksum)}});
+  }
+  return root;
+}
+
 void parse_members(const json& root, const std::string& file, Manifest& manifest) {
   const auto list = [&](const char* key) -> const json& {
     return array_of(member(root, key, file, "manifest"), file, key);
@@ -84,19 +130,11 @@ void parse_members(const json& root, const std::string& file, Manifest& manifest
   for (const auto& item : list("tensors")) {
     manifest.tensors.push_back(parse_tensor(item, file));
   }
-  for (const auto& item : list("files")) {
-    manifest.files.push_back(
-        {text_of(member(item, "name", file, "files"), file, "files name"),
-         static_cast<std::uint64_t>(count_of(member(item, "nbytes", file, "files"), file, "files nbytes"))});
-  }
-  for (const auto& item : list("shards")) {
-    manifest.shards.push_back(parse_shard(item, file));
-  }
-  for (const auto& item : list("extras")) {
-    manifest.extras.push_back({rank_of(member(item, "rank", file, "extras"), file, "extras rank"),
-                               text_of(member(item, "file", file, "extras"), file, "extras file"),
-                               sum_of(member(item, "checksum", file, "extras"), file, "extras checksum")});
-  }
+  Share written;
+  parse_written(root, file, written);
+  manifest.files = std::move(written.files);
+  manifest.shards = std::move(written.shards);
+  manifest.extras = std::move(written.extras);
 }
 
 }  // namespace
@@ -120,35 +158,15 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
 }
 
 std::string format_manifest(const Manifest& manifest) {
-  json root = {{"format_version", kManifestVersion},
-               {"step", manifest.step},
-               {"world_size", manifest.world_size},
-               {"attributes", manifest.attributes},
-               {"tensors", json::array()},
-               {"files", json::array()},
-               {"shards", json::array()},
-               {"extras", json::array()}};
+  json root = json_of(manifest.files, manifest.shards, manifest.extras);
+  root["format_version"] = kManifestVersion;
+  root["step"] = manifest.step;
+  root["world_size"] = manifest.world_size;
+  root["attributes"] = manifest.attributes;
+  root["tensors"] = json::array();
   for (const auto& info : manifest.tensors) {
     root["tensors"].push_back(
         {{"name", info.name}, {"dtype", std::string(dtype_name(info.dtype))}, {"shape", info.shape}});
-  }
-  for (const auto& each : manifest.files) {
-    root["files"].push_back({{"name", each.name}, {"nbytes", each.nbytes}});
-  }
-  for (const auto& shard : manifest.shards) {
-    json sums = json::array();
-    for (const std::uint64_t sum : shard.checksums) {
-      sums.push_back(hex(sum));
-    }
-    root["shards"].push_back({{"file", shard.file},
-                              {"key", shard.key},
-                              {"tensor", shard.tensor},
-                              {"begin", shard.begin},
-                              {"end", shard.end},
-                              {"checksums", std::move(sums)}});
-  }
-  for (const auto& extra : manifest.extras) {
-    root["extras"].push_back({{"rank", extra.rank}, {"file", extra.file}, {"checksum", hex(extra.checksum)}});
   }
   try {
     root["checksum"] = hex(text_checksum(root.dump()));
@@ -156,6 +174,14 @@ std::string format_manifest(const Manifest& manifest) {
   } catch (const json::exception& error) {
     throw ConfigError(fmt::format("a name in the manifest is not UTF-8: {}", error.what()));
   }
+}
+
+std::string format_share(const Share& share) { return json_of(share.files, share.shards, share.extras).dump(); }
+
+Share parse_share(std::string_view text, const std::string& whose) {
+  Share share;
+  parse_written(parse_strict_json(text, whose), whose, share);
+  return share;
 }
 
 }  // namespace pannier::ckpt

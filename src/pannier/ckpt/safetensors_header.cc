@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "pannier/base/error.h"
 #include "pannier/ckpt/strict_json.h"
 

@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "pannier/base/error.h"
 
 namespace pannier::ckpt {

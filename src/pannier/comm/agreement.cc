@@ -46,6 +46,12 @@ std::string seconds_text(std::chrono::milliseconds time) {
   return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
 }
 
+std::string who_is_missing(const std::string& operation, const std::vector<int>& missing,
+                           std::chrono::milliseconds timeout) {
+  return fmt::format("{}: {} {} {} not come after {}", operation, missing.size() == 1 ? "rank" : "ranks",
+                     fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have", seconds_text(timeout));
+}
+
 }  // namespace
 
 std::string first_difference(const std::string& text, const std::string& other, const std::string& whose,
@@ -131,6 +137,31 @@ void Agreement::agree(const std::string& name, const std::string& value) {
   }
 }
 
+std::vector<std::string> Agreement::share_texts(const std::string& name, const std::string& text) {
+  const std::string prefix = fmt::format("texts/{}/", num_agreements_++);
+  const std::string operation = fmt::format("sharing {} over ranks", name);
+  store_->set(fmt::format("{}{}", prefix, rank_), fmt::format("{}\n{}", name, text));
+  const auto deadline = GroupState::Clock::now() + timeout_;
+  std::vector<std::string> texts(static_cast<std::size_t>(world_size_));
+  std::vector<int> missing;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    std::string said;
+    if (!await(fmt::format("{}{}", prefix, rank), said, deadline, operation)) {
+      missing.push_back(rank);
+      continue;
+    }
+    const std::string theirs = said.substr(0, said.find('\n'));
+    if (theirs != name) {
+      throw CollectiveError(fmt::format("rank {} shares {} where rank {} shares {}", rank, theirs, rank_, name));
+    }
+    texts[static_cast<std::size_t>(rank)] = said.substr(name.size() + 1);
+  }
+  if (!missing.empty()) {
+    throw CollectiveError(who_is_missing(operation, missing, timeout_));
+  }
+  return texts;
+}
+
 std::string Agreement::judge(const std::string& prefix, const std::string& name, const std::string& value) {
   const auto deadline = GroupState::Clock::now() + timeout_;
   std::vector<int> missing;
@@ -148,9 +179,7 @@ std::string Agreement::judge(const std::string& prefix, const std::string& name,
     }
   }
   if (!missing.empty()) {
-    return fmt::format("?comparing {} over ranks: {} {} not come after {}", name,
-                       fmt::format("{} {}", missing.size() == 1 ? "rank" : "ranks", fmt::join(missing, ", ")),
-                       missing.size() == 1 ? "has" : "have", seconds_text(timeout_));
+    return "?" + who_is_missing(fmt::format("comparing {} over ranks", name), missing, timeout_);
   }
   return kSame;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "pannier/comm/group_state.h"
 #include "pannier/comm/key_value_store.h"
@@ -25,6 +26,9 @@ class Agreement {
   /// ConfigError that names the first rank whose value is not rank 0's, and shows the first difference;
   /// CollectiveError that names the ranks which have not come before the deadline.
   void agree(const std::string& name, const std::string& value);
+  /// Every rank's text, by rank, when all have called this with the same `name`. Otherwise throws CollectiveError that
+  /// names the ranks which have not come before the deadline, or one that shares something else.
+  [[nodiscard]] std::vector<std::string> share_texts(const std::string& name, const std::string& text);
 
  private:
   /// Polls for a key until the deadline; throws CollectiveError when the group fails before, and returns whether it

@@ -83,6 +83,9 @@ class Communicator {
   /// Compares a text over ranks, before the first tensor travels. Throws ConfigError on every rank that names the first
   /// rank whose text is not rank 0's and shows the first difference. Blocks.
   virtual void agree(const std::string& name, const std::string& value) = 0;
+  /// Every rank's text, by rank, beside the collectives. Throws CollectiveError, after a deadline at the latest, unless
+  /// all ranks share something of this `name`. Blocks.
+  [[nodiscard]] virtual std::vector<std::string> share_texts(const std::string& name, const std::string& text) = 0;
 
   /// Tells the others that this rank cannot go on; from then on every operation and wait on every rank throws a
   /// CollectiveError that names this rank and its message. Returns when the others can see it.

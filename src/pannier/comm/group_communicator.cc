@@ -343,11 +343,12 @@ void GroupCommunicator::broadcast_chunk(const at::Tensor& chunk, int root) {
   }
 }
 
-void GroupCommunicator::agree(const std::string& name, const std::string& value) {
-  const std::string operation = fmt::format("comparing {} over ranks", name);
+// Runs what goes through the store; where ranks lose each other there, the group has failed.
+template <class Call>
+auto GroupCommunicator::beside_collectives(const std::string& operation, const Call& call) -> decltype(call()) {
   require_usable(operation);
   try {
-    agreement_.agree(name, value);
+    return call();
   } catch (const CollectiveError& error) {
     if (!parts_.state->failure()) {
       parts_.monitor->report_mismatch(error.what());
@@ -355,6 +356,15 @@ void GroupCommunicator::agree(const std::string& name, const std::string& value)
     }
     throw;
   }
+}
+
+void GroupCommunicator::agree(const std::string& name, const std::string& value) {
+  beside_collectives(fmt::format("comparing {} over ranks", name), [&] { agreement_.agree(name, value); });
+}
+
+std::vector<std::string> GroupCommunicator::share_texts(const std::string& name, const std::string& text) {
+  return beside_collectives(fmt::format("sharing {} over ranks", name),
+                            [&] { return agreement_.share_texts(name, text); });
 }
 
 void GroupCommunicator::report_failure(const std::string& message) {

@@ -41,6 +41,7 @@ class GroupCommunicator final : public Communicator {
   void sum(std::span<std::int64_t> values) override;
   void broadcast(const at::Tensor& tensor, int root) override;
   void agree(const std::string& name, const std::string& value) override;
+  [[nodiscard]] std::vector<std::string> share_texts(const std::string& name, const std::string& text) override;
   void report_failure(const std::string& message) override;
   void check() override;
   void explain_failures(std::function<std::string(const std::string&)> explain) override {
@@ -60,6 +61,8 @@ class GroupCommunicator final : public Communicator {
   void wait_for_host(Transfer& transfer, std::uint32_t sequence, const Label& label);
   [[noreturn]] void end_with(const std::string& operation, const std::string& otherwise);
   void require_match(const PendingExchange& pending, const Label& label);
+  template <class Call>
+  auto beside_collectives(const std::string& operation, const Call& call) -> decltype(call());
   void broadcast_chunk(const at::Tensor& chunk, int root);
 
   GroupParts parts_;

@@ -19,6 +19,9 @@ class SoloCommunicator final : public Communicator {
   void sum(std::span<std::int64_t> /*values*/) override {}
   void broadcast(const at::Tensor& /*tensor*/, int /*root*/) override {}
   void agree(const std::string& /*name*/, const std::string& /*value*/) override {}
+  [[nodiscard]] std::vector<std::string> share_texts(const std::string& /*name*/, const std::string& text) override {
+    return {text};
+  }
   void report_failure(const std::string& /*message*/) override {}
   void check() override {}
   void explain_failures(std::function<std::string(const std::string&)> /*explain*/) override {}

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "pannier/device/device.h"
+#include "pannier/engine/checkpoint.h"
 #include "pannier/engine/config.h"
 #include "pannier/engine/route_planner.h"
 #include "pannier/engine/step_tracer.h"
@@ -161,6 +163,15 @@ class EngineCore {
   [[nodiscard]] const HostMemory& host_memory() const noexcept { return *host_memory_; }
   [[nodiscard]] Communicator& communicator() noexcept { return *communicator_; }
 
+  /// Saves everything that a resume needs. All ranks call it. Returns the path of the tag's folder when the checkpoint
+  /// is durable. Throws on every rank where one failed, and what was saved before is unharmed: ConfigError for a call out
+  /// of order or a tag that can't be, IoError where a disk refuses, CollectiveError where a rank does not come.
+  std::string save_checkpoint(SavePlace place, const CheckpointContents& contents);
+  /// Loads one. All ranks call it. Nothing where the folder has no `latest` and no tag was asked for. Gradients of an
+  /// open window are dropped. Throws on every rank where one failed; before anything changed where the checkpoint is of
+  /// another model, incomplete or of a newer version. Where reading fails later, nothing but another load works.
+  [[nodiscard]] std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request);
+
   /// Starts the peaks of device and host anew.
   void reset_peaks();
   /// Waits until every parameter is in place and every state at rest. Throws ConfigError after close().
@@ -184,6 +195,12 @@ class EngineCore {
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
   [[nodiscard]] at::ScalarType unmanaged_dtype(const at::Tensor& parameter) const;
   void require_open() const;
+  void require_loaded() const;
+  void require_no_window() const;
+  void rest_for_checkpoint(const char* call);
+  [[nodiscard]] std::map<std::string, std::string> own_attributes(
+      const std::vector<kernels::Hyperparameters>& groups) const;
+  void take_attributes(const LoadRequest& request, const std::map<std::string, std::string>& attributes);
   [[nodiscard]] int managed_index(int parameter) const;
   void begin_unannounced_backward(int parameter);
   void require_outside_backward(const char* call) const;
@@ -225,6 +242,7 @@ class EngineCore {
   bool has_backward_ = false;        ///< There was a backward since the last step().
   std::optional<std::size_t> cap_;   ///< The device memory cap that this engine has set.
   bool knows_units_ = false;         ///< Somebody says when units begin and end.
+  std::string failed_load_;          ///< The checkpoint whose loading broke off; empty: none.
   bool closed_ = false;
   int process_ = 0;  ///< The process that built it; a forked child does nothing.
 };

@@ -26,6 +26,7 @@ void EngineCore::set_batch(const BatchSizes& batch) { batch_ = batch; }
 
 std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& loss, bool scale_by_accumulation) {
   require_open();
+  require_loaded();
   if (!parts_) {
     throw ConfigError("backward() needs an optimizer; this engine was initialized without one");
   }
@@ -70,6 +71,7 @@ void EngineCore::open_backward() {
 
 void EngineCore::tick_forward(int unit) {
   require_open();
+  require_loaded();
   tracer_.tick_forward(unit);
   if (unit == 0 && !knows_units_ && gatherer() != nullptr) {
     gatherer()->begin_forward(0);
@@ -168,6 +170,7 @@ void EngineCore::refuse_broken_window() {
 
 StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups) {
   require_open();
+  require_loaded();
   if (!parts_) {
     throw ConfigError("step() needs an optimizer; this engine was initialized without one");
   }

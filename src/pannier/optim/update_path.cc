@@ -24,6 +24,12 @@ class DevicePath final : public UpdatePath {
   void write_state(void* state_to, const void* device_from, std::size_t nbytes) override {
     device_.copy_on_device(state_to, device_from, nbytes);
   }
+  void state_to_host(void* host_to, const void* state_from, std::size_t nbytes) override {
+    device_.copy_to_host(host_to, state_from, nbytes);
+  }
+  void state_from_host(void* state_to, const void* host_from, std::size_t nbytes) override {
+    device_.copy_to_device(state_to, host_from, nbytes);
+  }
   void zero_state(void* state, std::size_t nbytes) override { device_.fill_zero(state, nbytes); }
 
  private:
@@ -79,6 +85,12 @@ class HostPath final : public UpdatePath {
   }
   void write_state(void* state_to, const void* device_from, std::size_t nbytes) override {
     device_.copy_to_host(state_to, device_from, nbytes);
+  }
+  void state_to_host(void* host_to, const void* state_from, std::size_t nbytes) override {
+    std::memcpy(host_to, state_from, nbytes);
+  }
+  void state_from_host(void* state_to, const void* host_from, std::size_t nbytes) override {
+    std::memcpy(state_to, host_from, nbytes);
   }
   void zero_state(void* state, std::size_t nbytes) override { std::memset(state, 0, nbytes); }
 

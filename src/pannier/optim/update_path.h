@@ -46,6 +46,9 @@ class UpdatePath {
   /// Copies between state memory of this path and a device tensor.
   virtual void read_state(void* device_to, const void* state_from, std::size_t nbytes) = 0;
   virtual void write_state(void* state_to, const void* device_from, std::size_t nbytes) = 0;
+  /// The same with host memory.
+  virtual void state_to_host(void* host_to, const void* state_from, std::size_t nbytes) = 0;
+  virtual void state_from_host(void* state_to, const void* host_from, std::size_t nbytes) = 0;
   /// Sets state memory to zero bytes.
   virtual void zero_state(void* state, std::size_t nbytes) = 0;
 };

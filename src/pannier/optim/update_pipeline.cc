@@ -163,6 +163,25 @@ void UpdatePipeline::publish(const Coefficients& coefficients) {
   for (int b = 0; b < num_buckets(); ++b) {
     parts_.routes.update_way(b).path->finish();
   }
+  gather_resting_whole();
+  for (std::size_t i = 0; i < coefficients.size(); ++i) {
+    if (coefficients[i]) {
+      parts_.parameters.bump_version(static_cast<int>(i));
+    }
+  }
+}
+
+void UpdatePipeline::publish_loaded() {
+  const c10::NoGradGuard no_grad;
+  gather_resting_whole();
+  for (int i = 0; i < parts_.parameters.num_parameters(); ++i) {
+    if (parts_.parameters.has_memory(bucket_of(i))) {
+      parts_.parameters.bump_version(i);
+    }
+  }
+}
+
+void UpdatePipeline::gather_resting_whole() {
   std::vector<std::unique_ptr<PendingExchange>> pending;
   for (int b = num_buckets() - 1; b >= 0; --b) {
     if (parts_.residence.rests_whole(b)) {
@@ -171,11 +190,6 @@ void UpdatePipeline::publish(const Coefficients& coefficients) {
   }
   for (const auto& exchange : pending) {
     exchange->wait();
-  }
-  for (std::size_t i = 0; i < coefficients.size(); ++i) {
-    if (coefficients[i]) {
-      parts_.parameters.bump_version(static_cast<int>(i));
-    }
   }
 }
 

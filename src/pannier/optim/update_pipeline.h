@@ -102,6 +102,11 @@ class UpdatePipeline {
   [[nodiscard]] at::Tensor read(int parameter, const std::string& name);
   /// The opposite: each rank keeps its piece. Throws ConfigError where the shape differs.
   void write(int parameter, const std::string& name, const at::Tensor& value);
+  /// Ends a load: ranks exchange their pieces of the parameters that rest whole, and the versions of all are bumped. All
+  /// ranks call it.
+  void publish_loaded();
+  /// What BucketStates works on.
+  [[nodiscard]] UpdatePipelineParts& parts() noexcept { return parts_; }
   [[nodiscard]] const std::vector<std::string>& state_names() const noexcept { return parts_.state_names; }
 
  private:
@@ -119,6 +124,7 @@ class UpdatePipeline {
   std::int64_t update_chunk(ChunkId chunk, const Coefficients& coefficients, const kernels::UpdateControl& control);
   void end_bucket(int bucket, const Coefficients& coefficients);
   [[nodiscard]] at::Tensor as_rank_0_has_them(const at::Tensor& values);
+  void gather_resting_whole();
   void set_master(int parameter, ChunkCursor& states, const float* values);
   void set_master_from_parameter(const ShardPiece& piece);
   void read_piece(const at::Tensor& whole, const ShardPiece& piece, Array array);
