@@ -172,6 +172,12 @@ std::size_t NvmeStateStore::wait_order(std::size_t extent) const {
   return position == kNever || position < next_expected_ ? kNever : position - next_expected_;
 }
 
+bool NvmeStateStore::is_later(const Slot& slot, const Slot& other) const {
+  const std::size_t in = wait_order(slot.extent);
+  const std::size_t other_in = wait_order(other.extent);
+  return in != other_in ? in > other_in : slot.lent_at < other.lent_at;
+}
+
 void NvmeStateStore::free(Slot& slot) noexcept {
   slot_of_[slot.extent] = -1;
   slot.use = Use::kFree;
@@ -179,7 +185,8 @@ void NvmeStateStore::free(Slot& slot) noexcept {
   slot.transfer.reset();
 }
 
-// A buffer for what is wanted in so many leases: a free one, or the one of the chunk that is wanted latest.
+// A buffer for what is wanted in so many leases: a free one, or the one of the chunk that is wanted latest; of those
+// that nobody is known to want, the one that was lent longest ago.
 NvmeStateStore::Slot* NvmeStateStore::try_take_slot(std::size_t wanted_in) {
   Slot* best = nullptr;
   for (Slot& slot : slots_) {
@@ -192,8 +199,7 @@ NvmeStateStore::Slot* NvmeStateStore::try_take_slot(std::size_t wanted_in) {
     if (slot.use == Use::kFree) {
       return &slot;
     }
-    if (const std::size_t in = wait_order(slot.extent);
-        in > wanted_in && (best == nullptr || in > wait_order(best->extent))) {
+    if (wait_order(slot.extent) > wanted_in && (best == nullptr || is_later(slot, *best))) {
       best = &slot;
     }
   }
@@ -217,7 +223,7 @@ NvmeStateStore::Slot& NvmeStateStore::take_slot() {
 void NvmeStateStore::wait_for_any_slot() {
   Slot* oldest = nullptr;
   for (Slot& slot : slots_) {
-    if (slot.use == Use::kWriting && (oldest == nullptr || slot.since < oldest->since)) {
+    if (slot.use == Use::kWriting && (oldest == nullptr || slot.lent_at < oldest->lent_at)) {
       oldest = &slot;
     }
   }
@@ -261,8 +267,13 @@ void NvmeStateStore::finish_read(Slot& slot) {
     const std::size_t nbytes = extents_->table().at(slot.extent).nbytes;
     extents_->verify(slot.extent, hash(slot.buffer.data().first(nbytes), parallel_for_));
   } catch (...) {
-    slot.transfer->wait_ended();
-    free(slot);
+    // What was read ahead beside it may have failed with it; that is not for a later call to tell.
+    for (Slot& other : slots_) {
+      if (other.use == Use::kReading) {
+        other.transfer->wait_ended();
+        free(other);
+      }
+    }
     throw;
   }
   slot.transfer.reset();
@@ -274,7 +285,6 @@ void NvmeStateStore::begin_write(Slot& slot) {
   const std::size_t nbytes = extents_->table().at(slot.extent).nbytes;
   const std::uint64_t sum = hash(slot.buffer.data().first(nbytes), parallel_for_);
   slot.transfer = extents_->write(slot.extent, slot.buffer.data(), sum);
-  slot.since = num_writes_++;
   slot.use = Use::kWriting;
 }
 
@@ -388,6 +398,7 @@ StateView NvmeStateStore::acquire(ChunkId chunk, Access /*access*/) {
   }
   slot->is_unsaved = slot->use == Use::kDirty;
   slot->use = Use::kLent;
+  slot->lent_at = num_lent_++;
   pass(extent);
   read_ahead();
   return view_at(chunk, slot->buffer.data().data());

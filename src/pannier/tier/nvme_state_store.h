@@ -95,7 +95,7 @@ class NvmeStateStore final : public StateStore {
     Use use = Use::kFree;
     bool is_unsaved = false;  ///< Lent while dirty.
     std::size_t extent = 0;
-    std::uint64_t since = 0;  ///< Counts writes, to find the oldest.
+    std::uint64_t lent_at = 0;  ///< Counts leases: the last of what is in it.
     std::optional<ExtentTransfer> transfer;
     TransferPtr reader;  ///< Somebody else who reads the buffer, or null.
   };
@@ -108,6 +108,7 @@ class NvmeStateStore final : public StateStore {
   [[nodiscard]] StateShape shape_of(int bucket) const;
   [[nodiscard]] StateView view_at(ChunkId chunk, std::byte* states) const;
   [[nodiscard]] std::size_t wait_order(std::size_t extent) const;
+  [[nodiscard]] bool is_later(const Slot& slot, const Slot& other) const;
   [[nodiscard]] Slot* slot_with(std::size_t extent);
   Slot* try_take_slot(std::size_t wanted_in);
   Slot& take_slot();
@@ -139,7 +140,7 @@ class NvmeStateStore final : public StateStore {
   std::vector<std::size_t> expected_;     ///< Extents.
   std::size_t next_expected_ = 0;         ///< Those before it have been lent.
   std::vector<std::size_t> position_of_;  ///< By extent: its place among those expected.
-  std::uint64_t num_writes_ = 0;
+  std::uint64_t num_lent_ = 0;
   std::exception_ptr failed_;  ///< The first error of a write that nobody has been told of.
 };
 
