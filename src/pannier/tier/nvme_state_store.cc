@@ -87,13 +87,14 @@ NvmeStateStore::NvmeStateStore(HostMemory& memory, const StateShape& shape,
       shape_(shape),
       staging_(nvme_staging(shape, bucket_numels, options)),
       params_(std::move(params)),
-      parallel_for_(torch_parallel_for()),
+      parallel_for_(torch_parallel_for(options.most_threads)),
       first_extent_(bucket_numels.size()),
       locks_(take_locks(options)),
       file_({.folders = options.folders, .nbytes = staging_.file_nbytes, .rank = options.rank}),
-      pool_(memory, {.buffer_count = staging_.num_buffers, .buffer_size = staging_.chunk_nbytes}, parallel_for_) {
+      pool_(memory, {.buffer_count = staging_.num_buffers, .buffer_size = staging_.chunk_nbytes},
+            torch_parallel_for()) {
   if (staging_.host_chunks > 0) {
-    host_ = HostSlab(memory, staging_.host_nbytes(), {.owner = "optimizer states"}, parallel_for_);
+    host_ = HostSlab(memory, staging_.host_nbytes(), {.owner = "optimizer states"}, torch_parallel_for());
   }
   ExtentTable table;
   for (int b = num_buckets() - 1; b >= 0; --b) {

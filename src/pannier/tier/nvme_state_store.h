@@ -34,6 +34,7 @@ struct NvmeStateOptions {
   std::size_t buffer_count = 5;           ///< With the next: the bytes of staging memory.
   std::size_t buffer_nbytes = std::size_t{100} << 20;
   std::size_t host_nbytes = 0;  ///< States that stay in host memory, in bytes at most.
+  int most_threads = 1;         ///< Of torch's, that compute checksums.
   IoEngineKind engine = IoEngineKind::kAuto;
   PieceHook* hook = nullptr;  ///< For tests; must outlive the store.
   /// What rests in elements of a bucket's shard, for messages; null: its number.

@@ -86,11 +86,18 @@ GradientStoreOptions store_options(const PartsOptions& options, int world_size) 
 
 // A mover that gets a core late leaves the link idle, so the update leaves each one, and one to the caller's thread
 // where that runs the next forward meanwhile. Without a device's queues nothing moves beside the update.
+//
+// A disk binds long before cores do: one thread updates and checks what moves at some 4 GB/s. More of them only take
+// cores from the thread that feeds the disk, and where cores are scarce wait for each other at every chunk.
 int update_threads(const PartsOptions& options, const Device& device) {
+  const int all = torch_num_threads();
+  if (options.optimizer_home == Home::kNvme && options.update_threads == 0) {
+    constexpr int kMostForADisk = 4;
+    return std::clamp(all / 2, 1, kMostForADisk);
+  }
   if (options.update_threads > 0 || device.torch_device().is_cpu()) {
     return options.update_threads;
   }
-  const int all = torch_num_threads();
   const int others = options.overlap_step ? 3 : 2;
   return std::max(1, all - std::min(others, all / 4));
 }
@@ -208,6 +215,7 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
 void build_nvme_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
   const std::vector<std::byte*> resting = resting_addresses(parts);
   NvmeStateOptions nvme = options.nvme;
+  nvme.most_threads = update_threads(options, device);
   nvme.label = [&parts](int bucket, const ElementRange& range) {
     return names_in(*parts.shards, bucket, range,
                     [&parts](int parameter) { return parts.parameters->name(parameter); });
