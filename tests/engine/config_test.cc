@@ -17,6 +17,7 @@ namespace pannier {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -106,7 +107,7 @@ TEST(Config, AcceptsTheNvmeFragmentUnderZero) {
   const Config config =
       Config::from_text(R"({"zero_optimization": {"stage": 3, )" + std::string("\n") + kNvmeFragment + "}}");
   EXPECT_EQ(config.zero.optimizer_home, Home::kNvme);
-  EXPECT_EQ(config.zero.optimizer_nvme_path, "/path/to/nvme_cache");
+  EXPECT_THAT(config.zero.optimizer_nvme_paths, ElementsAre("/path/to/nvme_cache"));
   EXPECT_EQ(config.zero.buffer_count, 5);
   EXPECT_EQ(config.zero.buffer_nbytes, 104857600U);
 }
@@ -165,7 +166,7 @@ TEST(Config, TakesNullAndNoneAsNotGiven) {
   EXPECT_FALSE(config.optimizer);
   EXPECT_EQ(config.zero.param_home, Home::kDevice);
   EXPECT_EQ(config.zero.optimizer_home, Home::kDevice);
-  EXPECT_THAT(config.zero.optimizer_nvme_path, IsEmpty());
+  EXPECT_THAT(config.zero.optimizer_nvme_paths, IsEmpty());
 }
 
 TEST(Config, ExpandsDottedKeysAndRoundsSizes) {

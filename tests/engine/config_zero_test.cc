@@ -8,6 +8,7 @@ namespace pannier {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string zero_error(const std::string& section) { return error_of("{\"zero_optimization\": " + section + "}"); }
@@ -20,7 +21,7 @@ TEST(Zero, ReadsEveryHome) {
       "offload_param": {"device": "cpu", "buffer_count": 7, "buffer_size": 1e6, "max_in_cpu": 0},
       "stage3_gather_16bit_weights_on_model_save": true})");
   EXPECT_EQ(zero.optimizer_home, Home::kNvme);
-  EXPECT_EQ(zero.optimizer_nvme_path, "/nvme");
+  EXPECT_THAT(zero.optimizer_nvme_paths, ElementsAre("/nvme"));
   EXPECT_EQ(zero.buffer_nbytes, std::size_t{100} << 20);
   EXPECT_FALSE(zero.pin_memory);
   EXPECT_FALSE(zero.ignore_unused_parameters);
@@ -101,9 +102,11 @@ TEST(Supported, RefusesWhatThisVersionCannotRun) {
   const auto refusal = [](const char* text) {
     return error_of_call([&] { Config::from_text(text).require_supported(); });
   };
-  EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
-                          {"device": "nvme", "nvme_path": "/n"}}})"),
-              HasSubstr("zero_optimization.offload_optimizer.device \"nvme\": this version"));
+  const std::string nvme = R"({"zero_optimization": {"stage": 2, "offload_optimizer":
+                               {"device": "nvme", "nvme_path": ["/n", "/m"]}})";
+  EXPECT_EQ(refusal((nvme + "}").c_str()), "accepted");
+  EXPECT_THAT(refusal((nvme + R"(, "pannier": {"overlap_step": true, "streamed_share": 0.5}})").c_str()),
+              AllOf(HasSubstr("2 errors"), HasSubstr("pannier.overlap_step"), HasSubstr("pannier.streamed_share")));
   EXPECT_THAT(refusal(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}},
                           "gradient_allreduce_op": "sum"})"),
               AllOf(HasSubstr("2 errors"), HasSubstr("offload_param.device \"nvme\": this version"),

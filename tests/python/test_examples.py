@@ -64,15 +64,23 @@ def test_configuration_from_the_web_is_accepted_with_a_line_for_each_odd_key() -
         assert key in result.stderr
 
 
-def test_nvme_fragment_is_read_and_refused_by_name(tmp_path: pathlib.Path) -> None:
+def test_nvme_fragment_trains_as_written(tmp_path: pathlib.Path) -> None:
     import torch
 
     path = tmp_path / "ds_config.jsonc"
-    path.write_text(merged_fragment(tmp_path))
+    cache = tmp_path / "nvme_cache"
+    cache.mkdir()
+    path.write_text(merged_fragment(cache))
     model = torch.nn.Linear(4, 4)
-    with pytest.raises(pannier.ConfigError, match=r"offload_optimizer\.device.*nvme"):
-        pannier.initialize(model=model, model_parameters=model.parameters(), config=str(path))
-    assert model.weight.dtype == torch.float32, "nothing was half done"
+    engine, _, _, _ = pannier.initialize(model=model, model_parameters=model.parameters(), config=str(path))
+    before = model.weight.detach().clone() if model.weight.numel() else None
+    for _ in range(2):
+        engine.backward(engine(torch.ones(8, 4, device=engine.device, dtype=torch.float16)).float().sum())
+        engine.step()
+    assert engine.memory_stats()["nvme"]["current"] > 0
+    assert before is None or not torch.equal(model.weight, before) or engine.skipped_steps == 2
+    engine.destroy()
+    assert list(cache.iterdir()) == []
 
 
 def test_demo_holds_its_promises_with_a_small_model(tmp_path: pathlib.Path) -> None:

@@ -15,9 +15,9 @@ Home home_of(const std::string& device) {
 }
 
 // A path that was given; "none" is what some launchers write for no path.
-std::string nvme_path_of(const Values& values, const std::string& section) {
-  const std::string path = values.find<std::string>(section + ".nvme_path").value_or("");
-  return path == "none" ? "" : path;
+Texts nvme_paths_of(const Values& values, const std::string& section) {
+  const Texts paths = values.find<Texts>(section + ".nvme_path").value_or(Texts{});
+  return paths == Texts{"none"} || paths == Texts{""} ? Texts{} : paths;
 }
 
 std::optional<std::size_t> nbytes_of(const Values& values, const std::string& path) {
@@ -33,11 +33,11 @@ Zero build_zero(const Values& values) {
   built.stage = static_cast<int>(values.whole(zero + "stage"));
   built.optimizer_home = home_of(values.text(optimizer + ".device"));
   built.param_home = home_of(values.text(param + ".device"));
-  built.optimizer_nvme_path = nvme_path_of(values, optimizer);
-  built.param_nvme_path = nvme_path_of(values, param);
+  built.optimizer_nvme_paths = nvme_paths_of(values, optimizer);
+  built.param_nvme_paths = nvme_paths_of(values, param);
   built.ratio = values.number(optimizer + ".ratio");
-  built.buffer_count = values.find<std::int64_t>(optimizer + ".buffer_count");
-  built.buffer_nbytes = nbytes_of(values, optimizer + ".buffer_size");
+  built.buffer_count = values.whole(optimizer + ".buffer_count");
+  built.buffer_nbytes = static_cast<std::size_t>(values.whole(optimizer + ".buffer_size"));
   built.param_buffer_count = values.whole(param + ".buffer_count");
   built.param_buffer_numel = values.whole(param + ".buffer_size");
   built.param_max_in_host_numel = values.whole(param + ".max_in_cpu");
@@ -74,11 +74,11 @@ void check_zero(const Zero& zero, bool knows_stage, Report& report) {
                  "offload_optimizer needs zero_optimization.stage 1, 2 or 3, but the stage is 0; set a stage, or the "
                  "device to \"none\"");
   }
-  if (zero.optimizer_home == Home::kNvme && zero.optimizer_nvme_path.empty()) {
+  if (zero.optimizer_home == Home::kNvme && zero.optimizer_nvme_paths.empty()) {
     report.wrong(optimizer + ".nvme_path",
                  "the device \"nvme\" needs a folder on the disk, and nvme_path is not given");
   }
-  if (zero.param_home == Home::kNvme && zero.param_nvme_path.empty()) {
+  if (zero.param_home == Home::kNvme && zero.param_nvme_paths.empty()) {
     report.wrong(param + ".nvme_path", "the device \"nvme\" needs a folder on the disk, and nvme_path is not given");
   }
   if (zero.optimizer_home == Home::kNvme && zero.ratio < 1.0) {

@@ -34,17 +34,21 @@ void put_per_group(Json& object, const char* key, const PerGroup& value) {
 }
 
 Json zero_json(const Zero& zero) {
-  Json optimizer = {{"device", to_string(zero.optimizer_home)}, {"pin_memory", zero.pin_memory}, {"ratio", zero.ratio}};
-  put_if(optimizer, "buffer_count", zero.buffer_count);
-  put_if(optimizer, "buffer_size", zero.buffer_nbytes);
+  Json optimizer = {{"device", to_string(zero.optimizer_home)},
+                    {"pin_memory", zero.pin_memory},
+                    {"ratio", zero.ratio},
+                    {"buffer_count", zero.buffer_count},
+                    {"buffer_size", zero.buffer_nbytes}};
   Json param = {{"device", to_string(zero.param_home)},
                 {"pin_memory", zero.pin_memory},
                 {"buffer_count", zero.param_buffer_count},
                 {"buffer_size", zero.param_buffer_numel},
                 {"max_in_cpu", zero.param_max_in_host_numel}};
-  const auto path = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
-  optimizer["nvme_path"] = path(zero.optimizer_nvme_path);
-  param["nvme_path"] = path(zero.param_nvme_path);
+  const auto path = [](const std::vector<std::string>& paths) {
+    return paths.empty() ? Json(nullptr) : paths.size() == 1 ? Json(paths.front()) : Json(paths);
+  };
+  optimizer["nvme_path"] = path(zero.optimizer_nvme_paths);
+  param["nvme_path"] = path(zero.param_nvme_paths);
   Json json = {{"stage", zero.stage},
                {"offload_optimizer", optimizer},
                {"offload_param", param},

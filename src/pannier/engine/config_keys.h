@@ -22,6 +22,7 @@ enum class Kind : std::uint8_t {
   kNumber,
   kBytes,  ///< Bytes, or a text such as "24GiB".
   kText,
+  kPaths,     ///< A text, or a list of texts that are not empty.
   kChoice,    ///< One of `choices`, separated by '|'.
   kPerGroup,  ///< A number, or a list with one number a parameter group.
   kBetas,     ///< Two numbers.

@@ -53,6 +53,8 @@ std::string wanted_text(const KeyRow& row) {
       return fmt::format("a number{}, or a list with one a parameter group", range_text(row));
     case Kind::kBetas:
       return "two numbers" + range_text(row);
+    case Kind::kPaths:
+      return "a text, or a list of texts";
     case Kind::kText:
     case Kind::kAny:
     case Kind::kPresence:
@@ -116,6 +118,17 @@ std::optional<Value> convert_list(const KeyRow& row, const Json& value) {
   return PerGroup(value.get<std::vector<double>>());
 }
 
+std::optional<Value> convert_paths(const Json& value) {
+  const auto fits = [](const Json& one) { return one.is_string() && !one.get<std::string>().empty(); };
+  if (value.is_string()) {
+    return Texts{value.get<std::string>()};
+  }
+  if (!value.is_array() || value.empty() || !std::ranges::all_of(value, fits)) {
+    return std::nullopt;
+  }
+  return value.get<Texts>();
+}
+
 }  // namespace
 
 std::optional<Value> convert(const KeyRow& row, const Json& value, std::string& wanted, bool& rounded) {
@@ -135,6 +148,8 @@ std::optional<Value> convert(const KeyRow& row, const Json& value, std::string& 
     case Kind::kPerGroup:
     case Kind::kBetas:
       return convert_list(row, value);
+    case Kind::kPaths:
+      return convert_paths(value);
     case Kind::kText:
       return value.is_string() ? std::optional<Value>(value.get<std::string>()) : std::nullopt;
     case Kind::kSection:

@@ -13,9 +13,10 @@
 
 namespace pannier::config {
 
-/// A value as the table's kinds hold it: kInteger, kSize and kBytes are int64, kText and kChoice strings, kBetas and
-/// kPerGroup a PerGroup.
-using Value = std::variant<bool, std::int64_t, double, std::string, PerGroup>;
+/// A value as the table's kinds hold it: kInteger, kSize and kBytes are int64, kText and kChoice strings, kPaths Texts,
+/// kBetas and kPerGroup a PerGroup.
+using Texts = std::vector<std::string>;
+using Value = std::variant<bool, std::int64_t, double, std::string, Texts, PerGroup>;
 
 /// Turns a JSON value into a row's kind. Empty, with `wanted` set to what the row wants, if it does not fit; `rounded`
 /// says that a fraction was rounded.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include "pannier/base/error.h"
@@ -22,6 +23,12 @@ c10::Device device_of(const EngineInputs& inputs) {
     return *inputs.device;
   }
   return inputs.parameters.empty() ? c10::Device(c10::DeviceType::CPU) : inputs.parameters.front().device();
+}
+
+// Whoever starts several processes on a node says which one each is.
+bool is_first_of_node(int rank) {
+  const char* local = std::getenv("LOCAL_RANK");
+  return (local == nullptr ? rank : std::atoi(local)) == 0;
 }
 
 }  // namespace
@@ -44,6 +51,10 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.device_budget = config.pannier.device_memory_nbytes;
   options.overlap_step = config.pannier.overlap_step;
   options.update_threads = config.pannier.threads;
+  options.nvme.folders = config.zero.optimizer_nvme_paths;
+  options.nvme.buffer_count = static_cast<std::size_t>(config.zero.buffer_count);
+  options.nvme.buffer_nbytes = config.zero.buffer_nbytes;
+  options.host_budget = config.pannier.host_memory_nbytes;
   options.sharding.parameter_home = config.zero.param_home;
   options.sharding.prefetch_numel = config.zero.prefetch_bucket_numel.value_or(options.sharding.prefetch_numel);
   options.sharding.persistence_numel = config.zero.param_persistence_numel.value_or(options.sharding.persistence_numel);
@@ -96,6 +107,10 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
   const MemoryPlanInput input =
       plan_input(options, numels, unmanaged.nbytes(), communicator_->rank(), communicator_->world_size());
+  options.nvme.host_nbytes = input.nvme_host_nbytes;
+  options.nvme.rank = communicator_->rank();
+  options.nvme.takes_lock = is_first_of_node(communicator_->rank());
+  options.nvme.hook = inputs.disk_hook;
   plan_ = plan_memory(input);
   require_room(input, inputs.parameters);
   {

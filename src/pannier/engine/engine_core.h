@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,6 +41,8 @@ struct EngineInputs {
   /// everything below it, 0 those of no unit. Matters with stage 3. Empty: units are not known, and nobody says when
   /// they end, so all is whole from tick_forward(0) to the step.
   std::vector<std::vector<std::int64_t>> units = {};
+  /// For tests: sees what goes to and comes from the disk; must outlive the engine.
+  PieceHook* disk_hook = nullptr;
   /// The ranks that train together; null: this one alone.
   std::unique_ptr<Communicator> communicator = nullptr;
 };
@@ -161,6 +164,10 @@ class EngineCore {
   [[nodiscard]] Home optimizer_home() const noexcept { return config_.zero.optimizer_home; }
   [[nodiscard]] Device& device() noexcept { return *device_; }
   [[nodiscard]] const HostMemory& host_memory() const noexcept { return *host_memory_; }
+  /// What rests on disks, and what went there and back.
+  [[nodiscard]] NvmeStats nvme() const {
+    return parts_ && parts_->nvme_states ? parts_->nvme_states->stats() : NvmeStats{};
+  }
   [[nodiscard]] Communicator& communicator() noexcept { return *communicator_; }
 
   /// Saves everything that a resume needs. All ranks call it. Returns the path of the tag's folder when the checkpoint
@@ -174,7 +181,11 @@ class EngineCore {
 
   /// Starts the peaks of device and host anew.
   void reset_peaks();
-  /// Waits until every parameter is in place and every state at rest. Throws ConfigError after close().
+  /// Throws ConfigError while a step is, or among ranks may be, half done: an error of a disk interrupted it, and
+  /// step() is to be called again.
+  void require_whole_step() const;
+  /// Waits until every parameter is in place and every state at rest. Throws ConfigError after close(), and as
+  /// require_whole_step(); IoError where a state can't be put to rest.
   void synchronize();
 
   /// Removes the hooks and gives memory back; the parameters keep their values. Later calls of anything else throw.
@@ -208,12 +219,27 @@ class EngineCore {
   [[noreturn]] void refuse_broken_window();
   void open_backward();
   void skip_step(const Verdict& verdict);
+  [[nodiscard]] std::optional<StepOutcome> end_window(const std::vector<kernels::Hyperparameters>& groups);
+  void require_no_update() const;
   void finish_window(const std::vector<kernels::Hyperparameters>& groups);
   void require_all_used();
   void plan_routes(const PartsOptions& options, const MemoryPlanInput& plan);
-  void update_on_host(UpdatePipeline::DeviceUpdates& on_device, float grad_factor);
+  /// An update that has begun, so that one which an error interrupts can be finished.
+  struct Update {
+    Update(UpdatePipeline& pipeline, UpdatePipeline::Coefficients constants, const kernels::UpdateControl& control)
+        : coefficients(std::move(constants)), on_device(pipeline.device_updates(coefficients, control)) {}
+    UpdatePipeline::Coefficients coefficients;
+    UpdatePipeline::DeviceUpdates on_device;
+    UpdatePipeline::HostUpdates on_host;
+    Verdict verdict;
+  };
+  void begin_update(const std::vector<kernels::Hyperparameters>& groups);
+  void finish_update();
+  StepOutcome finish_step();
+  void check_disk();
+  void share_disk_failure(std::exception_ptr error);
+  void update_on_host(Update& update);
   void finish_host_updates();
-  [[nodiscard]] Verdict update(const std::vector<kernels::Hyperparameters>& groups);
 
   Config config_;
   BatchSizes batch_;
@@ -229,6 +255,7 @@ class EngineCore {
   std::unique_ptr<Parts> parts_;                 ///< Null without an optimizer.
   std::unique_ptr<RoutePlanner> route_planner_;  ///< Null where the user, or the device, leaves nothing to choose.
   std::vector<std::int64_t> steps_;              ///< Updates of each parameter in the parts.
+  std::unique_ptr<Update> update_;               ///< While one runs or is half done.
   std::set<int> edited_;                         ///< Parameters that somebody wrote into since the last step.
   LossScaler scaler_;
   Counters counters_;

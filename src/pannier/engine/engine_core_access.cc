@@ -118,6 +118,7 @@ void EngineCore::take_edits(bool take_replaced) {
 
 at::Tensor EngineCore::state(int parameter, const std::string& name) {
   const int index = managed_index(parameter);
+  require_whole_step();
   wait_for_parameters();
   take_edits(false);
   return parts_->pipeline->read(index, name);
@@ -125,6 +126,7 @@ at::Tensor EngineCore::state(int parameter, const std::string& name) {
 
 void EngineCore::set_state(int parameter, const std::string& name, const at::Tensor& value) {
   const int index = managed_index(parameter);
+  require_whole_step();
   wait_for_parameters();
   take_edits(false);
   require_same(value, fmt::format("{} of {}", name, parts_->parameters->name(index)));
@@ -193,13 +195,18 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
 void EngineCore::synchronize() {
   require_open();
   wait_for_parameters();
+  require_whole_step();
   if (parts_ && parts_->tide) {
     parts_->tide->settle();
+  }
+  if (parts_ && parts_->nvme_states) {
+    parts_->nvme_states->settle();
   }
 }
 
 void EngineCore::parameters_changed() {
   require_open();
+  require_whole_step();
   wait_for_parameters();
   if (parts_) {
     take_edits(true);

@@ -36,6 +36,8 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
                     loss.numel(), loss.requires_grad() ? "" : " that require no gradient"));
   }
   require_outside_backward("backward()");
+  require_no_update();
+  check_disk();
   if (parts_->reducer->in_backward()) {
     end_reducer_backward();  // One that the caller ran himself.
   }
@@ -72,6 +74,10 @@ void EngineCore::open_backward() {
 void EngineCore::tick_forward(int unit) {
   require_open();
   require_loaded();
+  require_whole_step();
+  if (unit == 0) {
+    check_disk();
+  }
   tracer_.tick_forward(unit);
   if (unit == 0 && !knows_units_ && gatherer() != nullptr) {
     gatherer()->begin_forward(0);
@@ -182,6 +188,20 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     throw ConfigError("step() inside pannier.zero.GatheredParameters is not allowed: leave its block first");
   }
   auto phase = tracer_.phase("step");
+  if (!update_) {
+    if (const auto ended = end_window(groups)) {
+      return *ended;
+    }
+    begin_update(groups);
+  }
+  const StepOutcome outcome = finish_step();
+  phase.end();
+  tracer_.end_step(counters_.global_steps);
+  return outcome;
+}
+
+// What comes before an update. A step that only ends a micro-batch ends here.
+std::optional<StepOutcome> EngineCore::end_window(const std::vector<kernels::Hyperparameters>& groups) {
   wait_for_parameters();
   if (parts_->overlap && route_planner_) {
     route_planner_->saw_host_update(parts_->overlap->take_time());
@@ -222,9 +242,22 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   parts_->exchange->set_step(counters_.global_steps + 1);
   finish_window(groups);
   require_all_used();
-  const Verdict verdict = update(groups);
+  return std::nullopt;
+}
+
+StepOutcome EngineCore::finish_step() {
+  try {
+    finish_update();
+  } catch (const IoError&) {
+    throw;  // What is left to do stays.
+  } catch (...) {
+    update_.reset();
+    throw;
+  }
+  const Verdict verdict = update_->verdict;
+  update_.reset();
   const bool skip = verdict.decision.skip != 0;
-  reducer.drop_window(true);
+  parts_->reducer->drop_window(true);
   if (gatherer() != nullptr) {
     gatherer()->end_window();
   }
@@ -241,8 +274,6 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   } else {
     scaler_.update(false, {});
   }
-  phase.end();
-  tracer_.end_step(counters_.global_steps);
   return skip ? StepOutcome::kSkipped : StepOutcome::kApplied;
 }
 
@@ -286,7 +317,7 @@ void EngineCore::require_all_used() {
 }
 
 // What the device updates is issued before the host knows the decision, so that the device never waits for the host.
-Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) {
+void EngineCore::begin_update(const std::vector<kernels::Hyperparameters>& groups) {
   parts_->judge->decide({gradient_scale(), config_.gradient_clipping, config_.check_grad_overflow});
   UpdatePipeline::Coefficients coefficients(steps_.size());
   for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -295,39 +326,53 @@ Verdict EngineCore::update(const std::vector<kernels::Hyperparameters>& groups) 
       coefficients[i] = kernels::make_coefficients(algorithm_, group, steps_[i] + 1, 1.0F);
     }
   }
-  auto on_device = parts_->pipeline->device_updates(coefficients, parts_->judge->control());
-  parts_->pipeline->issue(on_device, /*wait=*/false);
+  update_ = std::make_unique<Update>(*parts_->pipeline, std::move(coefficients), parts_->judge->control());
+  parts_->pipeline->issue(update_->on_device, /*wait=*/false);
   auto phase = tracer_.phase("wait for the decision");
-  const Verdict verdict = parts_->judge->verdict();
+  update_->verdict = parts_->judge->verdict();
   phase.end();
-  grad_norm_ = verdict.decision.norm;
-  if (verdict.decision.skip == 0) {
-    update_on_host(on_device, verdict.decision.grad_factor);
+  grad_norm_ = update_->verdict.decision.norm;
+  if (update_->verdict.decision.skip == 0 && !parts_->overlap) {
+    update_->on_host = parts_->pipeline->host_updates(update_->coefficients);
   }
-  parts_->pipeline->issue(on_device, /*wait=*/true);
-  if (verdict.decision.skip == 0) {
+}
+
+// May be called again where a disk's error ended it.
+void EngineCore::finish_update() {
+  const bool skip = update_->verdict.decision.skip != 0;
+  if (!skip) {
+    update_on_host(*update_);
+  }
+  parts_->pipeline->issue(update_->on_device, /*wait=*/true);
+  if (!skip) {
     finish_host_updates();
-    parts_->pipeline->publish(coefficients);
+    parts_->pipeline->publish(update_->coefficients);
     for (std::size_t i = 0; i < steps_.size(); ++i) {
-      steps_[i] += coefficients[i] ? 1 : 0;
+      steps_[i] += update_->coefficients[i] ? 1 : 0;
     }
   }
   if (parts_->pilot) {
     parts_->pilot->end_step();
   }
-  return verdict;
 }
 
-void EngineCore::update_on_host(UpdatePipeline::DeviceUpdates& on_device, float grad_factor) {
+void EngineCore::update_on_host(Update& update) {
+  const float grad_factor = update.verdict.decision.grad_factor;
   if (parts_->overlap) {
-    parts_->overlap->begin(on_device.coefficients, grad_factor);
+    parts_->overlap->begin(update.coefficients, grad_factor);
     return;
   }
   if (route_planner_) {
     route_planner_->begin_host_update();
   }
-  auto on_host = parts_->pipeline->host_updates(on_device.coefficients);
-  const std::int64_t numel = parts_->pipeline->update_on_host(on_host, on_device, grad_factor);
+  std::exception_ptr failed;
+  std::int64_t numel = 0;
+  try {
+    numel = parts_->pipeline->update_on_host(update.on_host, update.on_device, grad_factor);
+  } catch (const IoError&) {
+    failed = std::current_exception();
+  }
+  share_disk_failure(failed);
   if (route_planner_) {
     route_planner_->end_host_update(numel);
   }
@@ -344,6 +389,8 @@ void EngineCore::finish_host_updates() {
 void EngineCore::drop_gradients() {
   require_open();
   require_outside_backward("drop_gradients()");
+  require_whole_step();
+  update_.reset();  // One that an error ended before it changed anything.
   if (parts_) {
     parts_->reducer->drop_window(false);
   }

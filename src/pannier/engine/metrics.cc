@@ -20,6 +20,19 @@ Json device_json(const DeviceMemory& memory) {
 
 Json usage_json(const HostUsage& usage) { return {{"current", usage.current_bytes}, {"peak", usage.peak_bytes}}; }
 
+// The file is as large as it will ever be from the start on.
+Json nvme_json(const NvmeStats& nvme) {
+  const Json file = {{"current", nvme.file_nbytes}, {"peak", nvme.file_nbytes}};
+  Json json = file;
+  json["by_owner"] = Json::object();
+  if (nvme.file_nbytes > 0) {
+    json["by_owner"]["optimizer states"] = file;
+  }
+  json["read"] = nvme.read_nbytes;
+  json["written"] = nvme.written_nbytes;
+  return json;
+}
+
 }  // namespace
 
 std::string device_memory_json(const DeviceMemory& memory) { return device_json(memory).dump(); }
@@ -31,8 +44,9 @@ std::string memory_stats_json(EngineCore& engine) {
   for (const auto& [owner, usage] : host.by_owner) {
     host_json["by_owner"][owner] = usage_json(usage);
   }
-  const Json nothing = {{"current", 0}, {"peak", 0}, {"by_owner", Json::object()}};
-  return Json{{"device", device_json(engine.device().memory())}, {"host", host_json}, {"nvme", nothing}}.dump();
+  return Json{
+      {"device", device_json(engine.device().memory())}, {"host", host_json}, {"nvme", nvme_json(engine.nvme())}}
+      .dump();
 }
 
 namespace {
@@ -92,7 +106,9 @@ std::string plan_json(EngineCore& engine) {
                {{"parameters", plan.host_parameters},
                 {"gradients", plan.host_gradients},
                 {"optimizer states", plan.host_optimizer_states},
+                {"nvme staging", plan.host_staging},
                 {"total", plan.host()}}},
+              {"nvme", {{"optimizer states", plan.nvme_optimizer_states}, {"total", plan.nvme_optimizer_states}}},
               {"split", planner == nullptr ? Json(nullptr) : split_json(*planner)},
               {"text", text}}
       .dump();

@@ -11,14 +11,14 @@
 namespace pannier {
 
 /// {"device": {"current", "peak", "cap", "by_owner": {owner: {"current", "peak"}}}, "host": {...}, "nvme": {...}}, in
-/// bytes.
+/// bytes; of the last also what was "read" and "written" since the start.
 [[nodiscard]] std::string memory_stats_json(EngineCore& engine);
 
 /// The device's half of the above, which needs no engine.
 [[nodiscard]] std::string device_memory_json(const DeviceMemory& memory);
 
-/// {"device": {owner: bytes, "total"}, "host": {...}, "stage", "optimizer_home", "text": the table for people}. Once a
-/// step was taken, the text names the measured peak of activations.
+/// {"device": {owner: bytes, "total"}, "host": {...}, "nvme": {...}, "stage", "optimizer_home", "text": the table for
+/// people}. Once a step was taken, the text names the measured peak of activations.
 [[nodiscard]] std::string plan_json(EngineCore& engine);
 
 /// [[seconds, {owner: bytes}], ...].

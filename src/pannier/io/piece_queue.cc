@@ -15,12 +15,12 @@ namespace {
 // Tries in a row that may move nothing before a piece is given up.
 constexpr int kMaxStalls = 64;
 
-std::string describe(const Piece& piece, const DiskFile& file) {
+std::string describe(const IoPiece& piece, const DiskFile& file) {
   return fmt::format("{} {} bytes at offset {} of '{}'", piece.is_write ? "write" : "read", piece.place.nbytes,
                      piece.place.offset, file.name(piece.place.file));
 }
 
-IoError short_result(const Piece& piece, const DiskFile& file, std::size_t moved) {
+IoError short_result(const IoPiece& piece, const DiskFile& file, std::size_t moved) {
   struct stat facts{};
   const auto size = ::fstat(file.fd(piece.place.file), &facts) == 0 ? facts.st_size : -1;
   return {fmt::format("{}: only {} bytes were moved; the file has {}", describe(piece, file), moved, size), EIO};
@@ -53,7 +53,7 @@ IoTransferPtr PieceQueue::push(bool is_write, std::uint64_t offset, std::byte* d
   return transfer;
 }
 
-std::optional<Piece> PieceQueue::cut_locked(bool is_write, std::vector<Remainder>& given_up) {
+std::optional<IoPiece> PieceQueue::cut_locked(bool is_write, std::vector<Remainder>& given_up) {
   auto& remainders = is_write ? writes_ : reads_;
   while (!remainders.empty()) {
     Remainder& next = remainders.front();
@@ -62,7 +62,7 @@ std::optional<Piece> PieceQueue::cut_locked(bool is_write, std::vector<Remainder
       remainders.pop_front();
       continue;
     }
-    Piece piece;
+    IoPiece piece;
     piece.is_write = is_write;
     piece.place = file_.place(next.offset, std::min(next.nbytes, piece_nbytes_));
     piece.data = next.data;
@@ -79,8 +79,8 @@ std::optional<Piece> PieceQueue::cut_locked(bool is_write, std::vector<Remainder
   return std::nullopt;
 }
 
-std::optional<Piece> PieceQueue::pop_locked(std::vector<Remainder>& given_up) {
-  std::optional<Piece> piece;
+std::optional<IoPiece> PieceQueue::pop_locked(std::vector<Remainder>& given_up) {
+  std::optional<IoPiece> piece;
   if (!again_.empty()) {
     piece = std::move(again_.front());
     again_.pop_front();
@@ -105,9 +105,9 @@ void PieceQueue::give_up(std::vector<Remainder>& remainders) noexcept {
   remainders.clear();
 }
 
-std::optional<Piece> PieceQueue::try_pop() {
+std::optional<IoPiece> PieceQueue::try_pop() {
   std::vector<Remainder> given_up;
-  std::optional<Piece> piece;
+  std::optional<IoPiece> piece;
   {
     const std::lock_guard lock(queue_mutex_);
     piece = pop_locked(given_up);
@@ -116,10 +116,10 @@ std::optional<Piece> PieceQueue::try_pop() {
   return piece;
 }
 
-std::optional<Piece> PieceQueue::wait_pop() {
+std::optional<IoPiece> PieceQueue::wait_pop() {
   while (true) {
     std::vector<Remainder> given_up;
-    std::optional<Piece> piece;
+    std::optional<IoPiece> piece;
     bool is_over = false;
     {
       std::unique_lock lock(queue_mutex_);
@@ -135,7 +135,7 @@ std::optional<Piece> PieceQueue::wait_pop() {
   }
 }
 
-void PieceQueue::end_attempt(bool is_short, bool is_error, const Piece* again) noexcept {
+void PieceQueue::end_attempt(bool is_short, bool is_error, const IoPiece* again) noexcept {
   {
     const std::lock_guard lock(queue_mutex_);
     --in_flight_;
@@ -150,7 +150,7 @@ void PieceQueue::end_attempt(bool is_short, bool is_error, const Piece* again) n
   }
 }
 
-void PieceQueue::finish(Piece piece, int result) noexcept {
+void PieceQueue::finish(IoPiece piece, int result) noexcept {
   const std::size_t wanted = piece.place.nbytes;
   const std::size_t moved = result > 0 ? std::min(static_cast<std::size_t>(result), wanted) : 0;
   const bool may_retry = result >= 0 || result == -EAGAIN || result == -EINTR;

@@ -30,7 +30,7 @@ struct IoStats {
 };
 
 /// A part of a transfer that goes to the kernel as one request.
-struct Piece {
+struct IoPiece {
   bool is_write = false;
   FilePlace place;
   std::byte* data = nullptr;
@@ -47,11 +47,11 @@ class PieceQueue {
   /// the file, or the queue is closed.
   IoTransferPtr push(bool is_write, std::uint64_t offset, std::byte* data, std::size_t nbytes, OnTransferEnd on_end);
   /// The next piece, if there is one now. Whoever takes it finishes it.
-  [[nodiscard]] std::optional<Piece> try_pop();
+  [[nodiscard]] std::optional<IoPiece> try_pop();
   /// Waits for a piece; nothing once the queue is closed and empty.
-  [[nodiscard]] std::optional<Piece> wait_pop();
+  [[nodiscard]] std::optional<IoPiece> wait_pop();
   /// Takes the result of a piece: bytes moved, or a negative errno value.
-  void finish(Piece piece, int result) noexcept;
+  void finish(IoPiece piece, int result) noexcept;
   /// No transfer is added from now on; those that are there are carried out.
   void close() noexcept;
   /// Whether nothing is left and nothing will come.
@@ -67,16 +67,16 @@ class PieceQueue {
     std::size_t nbytes = 0;
     IoTransferPtr transfer;
   };
-  std::optional<Piece> pop_locked(std::vector<Remainder>& given_up);
-  std::optional<Piece> cut_locked(bool is_write, std::vector<Remainder>& given_up);
+  std::optional<IoPiece> pop_locked(std::vector<Remainder>& given_up);
+  std::optional<IoPiece> cut_locked(bool is_write, std::vector<Remainder>& given_up);
   void give_up(std::vector<Remainder>& remainders) noexcept;
-  void end_attempt(bool is_short, bool is_error, const Piece* again) noexcept;
+  void end_attempt(bool is_short, bool is_error, const IoPiece* again) noexcept;
 
   const DiskFile& file_;
   std::size_t piece_nbytes_;
   mutable std::mutex queue_mutex_;  ///< Guards everything below.
   ForkSafeCondition queue_changed_;
-  std::deque<Piece> again_;
+  std::deque<IoPiece> again_;
   std::deque<Remainder> reads_;
   std::deque<Remainder> writes_;
   bool write_is_next_ = false;

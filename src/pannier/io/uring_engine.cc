@@ -75,7 +75,7 @@ class UringEngine final : public IoEngine {
 
  private:
   struct Slot {
-    Piece piece;
+    IoPiece piece;
     IoAttempt attempt;
   };
 
@@ -132,7 +132,7 @@ class UringEngine final : public IoEngine {
     request.user_data = kWakeTag;
   }
 
-  void begin(Piece piece) {
+  void begin(IoPiece piece) {
     IoAttempt attempt{piece.is_write, piece.place.file, piece.place.offset, piece.data, piece.place.nbytes};
     if (hook_ != nullptr) {
       if (const auto answer = hook_->before(attempt)) {

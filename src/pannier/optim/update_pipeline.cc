@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
 #include "pannier/device/dtype.h"
@@ -127,12 +129,19 @@ void UpdatePipeline::issue(DeviceUpdates& updates, bool wait) {
   }
 }
 
-UpdatePipeline::HostUpdates UpdatePipeline::host_updates(const Coefficients& coefficients) const {
+UpdatePipeline::HostUpdates UpdatePipeline::host_updates(const Coefficients& coefficients) {
   HostUpdates updates;
   for (int b = num_buckets() - 1; b >= 0; --b) {
     if (parts_.routes.route(b) == UpdateRoute::kHost) {
       const std::vector<ChunkId> chunks = updated_chunks(b, coefficients);
       updates.chunks.insert(updates.chunks.end(), chunks.begin(), chunks.end());
+    }
+  }
+  // All is in place before the next forward, so that its order does not count.
+  if (!updates.chunks.empty() && parts_.routes.update_way(updates.chunks.front().bucket).states->keeps_last()) {
+    goes_back_ = !goes_back_;
+    if (goes_back_) {
+      std::reverse(updates.chunks.begin(), updates.chunks.end());
     }
   }
   return updates;

@@ -70,7 +70,7 @@ class UpdatePipeline {
     std::vector<ChunkId> chunks;
     std::size_t num_done = 0;
   };
-  [[nodiscard]] HostUpdates host_updates(const Coefficients& coefficients) const;
+  [[nodiscard]] HostUpdates host_updates(const Coefficients& coefficients);
   /// Updates what is updated on the host with a gradient factor that is known, and in between issues what the device
   /// has come to be ready for. Returns how many elements that were. After an exception the same call goes on from the
   /// first chunk that was not updated.
@@ -133,6 +133,7 @@ class UpdatePipeline {
   [[nodiscard]] Array array_of(const std::string& name) const;
 
   UpdatePipelineParts parts_;
+  bool goes_back_ = false;  ///< The last host_updates() began with the chunks that the one before ended with.
 };
 
 }  // namespace pannier

@@ -73,7 +73,10 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
   }
   plan.device_activations = input.activations_nbytes;
   if (on_device < numel) {
-    plan.host_optimizer_states = round_to_page(host_states, input.host_page_nbytes);
+    const bool on_disk = input.optimizer_home == Home::kNvme;
+    plan.host_optimizer_states = round_to_page(on_disk ? input.nvme_host_nbytes : host_states, input.host_page_nbytes);
+    plan.host_staging = on_disk ? round_to_page(input.nvme_staging_nbytes, input.host_page_nbytes) : 0;
+    plan.nvme_optimizer_states = on_disk ? input.nvme_file_nbytes : 0;
     plan.host_gradients = round_to_page(
         nbytes_of(numel - on_device, input.accumulates || !alone ? 4U : shape.param_nbytes), input.host_page_nbytes);
   }
@@ -101,8 +104,8 @@ void require_fit(const MemoryPlanInput& input, const MemoryBudget& budget) {
       device_is_short ? "device" : "host", plan.device_activations > 0 ? "" : " before activations",
       format_bytes(device_is_short ? plan.device_parameters : 0),
       format_bytes(device_is_short ? plan.device_gradients : plan.host_gradients),
-      format_bytes(device_is_short ? plan.device_optimizer_states : plan.host_optimizer_states), activations,
-      format_bytes(device_is_short ? budget.device_nbytes : budget.host_nbytes),
+      format_bytes(device_is_short ? plan.device_optimizer_states : plan.host_optimizer_states + plan.host_staging),
+      activations, format_bytes(device_is_short ? budget.device_nbytes : budget.host_nbytes),
       describe(find_nearest_fit(input, budget))));
 }
 
@@ -114,6 +117,9 @@ std::string format_plan(const MemoryPlan& plan, Home optimizer_home, std::option
   line("parameters", plan.device_parameters, plan.host_parameters);
   line("gradients", plan.device_gradients, plan.host_gradients);
   line("optimizer states", plan.device_optimizer_states, plan.host_optimizer_states);
+  if (plan.host_staging > 0) {
+    line("nvme staging", 0, plan.host_staging);
+  }
   if (plan.device_activations > 0) {
     line("activations", plan.device_activations, 0);
   }
@@ -123,8 +129,11 @@ std::string format_plan(const MemoryPlan& plan, Home optimizer_home, std::option
                                   : plan.device_activations > 0 ? "as given"
                                                                 : "measured after step 1";
   const bool on_both = plan.device_optimizer_states > 0 && plan.host_optimizer_states > 0;
+  const std::string on_disk = fmt::format("disk ({})", format_bytes(plan.nvme_optimizer_states));
+  const bool in_memory_too = plan.host_optimizer_states > 0;
   text += fmt::format("activations: {}; optimizer states rest on the {}\n", activations,
-                      on_both                           ? "device and the host"
+                      optimizer_home == Home::kNvme     ? on_disk + (in_memory_too ? " and the host" : "")
+                      : on_both                         ? "device and the host"
                       : optimizer_home == Home::kDevice ? "device"
                                                         : "host");
   return text;

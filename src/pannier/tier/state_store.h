@@ -81,6 +81,12 @@ class StateStore {
   [[nodiscard]] virtual bool is_ready(int /*bucket*/) const { return true; }
   /// Says which chunks will be leased next, in which order, so that they can be read ahead. Others may be leased too.
   virtual void expect(std::vector<ChunkId> /*order*/) {}
+  /// Whether the chunks that were lent last are the cheapest to lend next.
+  [[nodiscard]] virtual bool keeps_last() const noexcept { return false; }
+  /// Throws IoError where something that was given back could not be put to rest, once, and tries it again.
+  virtual void check() {}
+  /// Waits until all that was given back is at rest. Throws as check().
+  virtual void settle() {}
 
  protected:
   [[nodiscard]] virtual StateView acquire(ChunkId chunk, Access access) = 0;

@@ -34,4 +34,20 @@ std::function<std::string(const std::string&)> bucket_names(const BucketLayout& 
   };
 }
 
+std::string names_in(const ShardLayout& shards, int bucket, const ElementRange& range,
+                     const std::function<std::string(int parameter)>& name_of) {
+  std::vector<int> parameters;
+  for (const ShardPiece& piece : shards.pieces(bucket)) {
+    if (common({piece.shard_offset, piece.shard_offset + piece.numel}, range).numel() > 0) {
+      parameters.push_back(piece.parameter);
+    }
+  }
+  if (parameters.empty()) {
+    return fmt::format("padding of bucket {}", bucket);
+  }
+  // The last one comes first in the model's order.
+  const std::string first = name_of(parameters.back());
+  return parameters.size() == 1 ? first : fmt::format("{} and {} more", first, parameters.size() - 1);
+}
+
 }  // namespace pannier

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "pannier/layout/bucket_layout.h"
+#include "pannier/layout/shard_layout.h"
+#include "pannier/tier/state_view.h"
 
 namespace pannier {
 
@@ -13,5 +14,9 @@ namespace pannier {
 /// `names` are those of the parameters. Refers to nothing.
 [[nodiscard]] std::function<std::string(const std::string&)> bucket_names(const BucketLayout& layout,
                                                                           const std::vector<std::string>& names);
+
+/// What rests in elements of this rank's shard of a bucket: "head.weight and 2 more".
+[[nodiscard]] std::string names_in(const ShardLayout& shards, int bucket, const ElementRange& range,
+                                   const std::function<std::string(int parameter)>& name_of);
 
 }  // namespace pannier

@@ -10,6 +10,7 @@
 
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
+#include "pannier/base/units.h"
 #include "pannier/device/dtype.h"
 #include "pannier/zero/bucket_names.h"
 
@@ -85,11 +86,18 @@ GradientStoreOptions store_options(const PartsOptions& options, int world_size) 
 
 // A mover that gets a core late leaves the link idle, so the update leaves each one, and one to the caller's thread
 // where that runs the next forward meanwhile. Without a device's queues nothing moves beside the update.
+//
+// A disk binds long before cores do: one thread updates and checks what moves at some 4 GB/s. More of them only take
+// cores from the thread that feeds the disk, and where cores are scarce wait for each other at every chunk.
 int update_threads(const PartsOptions& options, const Device& device) {
+  const int all = host_threads();
+  if (options.optimizer_home == Home::kNvme && options.update_threads == 0) {
+    constexpr int kMostForADisk = 4;
+    return std::clamp(all / 2, 1, kMostForADisk);
+  }
   if (options.update_threads > 0 || device.torch_device().is_cpu()) {
     return options.update_threads;
   }
-  const int all = host_threads();
   const int others = options.overlap_step ? 3 : 2;
   return std::max(1, all - std::min(others, all / 4));
 }
@@ -178,19 +186,12 @@ std::vector<std::byte*> resting_addresses(const Parts& parts) {
   return addresses;
 }
 
-void build_host_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
-  const StateShape shape = shape_of(options);
-  const std::vector<std::byte*> resting = resting_addresses(parts);
-  parts.host_states = std::make_unique<HostStateStore>(memory, shape, parts.shards->numels(), resting);
-  register_host(device, parts.host_states->bytes(), "optimizer states", parts);
+// What the way to the host needs, wherever states rest beyond it.
+void build_host_way(const PartsOptions& options, Device& device, HostMemory& memory,
+                    const std::vector<std::byte*>& resting, Parts& parts) {
   parts.host_gradients = std::make_unique<HostGradients>(
       device, memory, *parts.shards, store_options(options, parts.shards->world_size()), *parts.down);
   register_host(device, parts.host_gradients->bytes(), "gradients", parts);
-  parts.tide = std::make_unique<Tide>(TideParts{
-      device, *parts.host_states, *parts.up, *parts.down, shape, parts.shards->numels(), own_parameters(parts),
-      [resting, shards = parts.parameter_shards.get()](int bucket) -> ParameterShards* {
-        return resting[static_cast<std::size_t>(bucket)] == nullptr ? nullptr : shards;
-      }});
   parts.host_path = make_host_path(
       device, own_parameters(parts), *parts.up,
       [resting](int bucket) { return resting[static_cast<std::size_t>(bucket)] != nullptr; },
@@ -201,8 +202,39 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
       [routes = parts.routes.get()](int bucket) { return routes->route(bucket) == UpdateRoute::kHost; });
 }
 
+void build_host_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+  const StateShape shape = shape_of(options);
+  const std::vector<std::byte*> resting = resting_addresses(parts);
+  parts.host_states = std::make_unique<HostStateStore>(memory, shape, parts.shards->numels(), resting);
+  register_host(device, parts.host_states->bytes(), "optimizer states", parts);
+  build_host_way(options, device, memory, resting, parts);
+  parts.tide = std::make_unique<Tide>(TideParts{
+      device, *parts.host_states, *parts.up, *parts.down, shape, parts.shards->numels(), own_parameters(parts),
+      [resting, shards = parts.parameter_shards.get()](int bucket) -> ParameterShards* {
+        return resting[static_cast<std::size_t>(bucket)] == nullptr ? nullptr : shards;
+      }});
+}
+
+void build_nvme_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+  const std::vector<std::byte*> resting = resting_addresses(parts);
+  NvmeStateOptions nvme = options.nvme;
+  nvme.most_threads = update_threads(options, device);
+  nvme.label = [shards = parts.shards.get(), parameters = parts.parameters.get()](int bucket,
+                                                                                  const ElementRange& range) {
+    return names_in(*shards, bucket, range, [parameters](int parameter) { return parameters->name(parameter); });
+  };
+  parts.nvme_states =
+      std::make_unique<NvmeStateStore>(memory, shape_of(options), parts.shards->numels(), nvme, resting);
+  for (const std::string& note : parts.nvme_states->notes()) {
+    log::warning(note);
+  }
+  for (const std::span<std::byte> region : parts.nvme_states->regions()) {
+    register_host(device, region, "nvme staging", parts);
+  }
+  build_host_way(options, device, memory, resting, parts);
+}
+
 void build_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
-  PANNIER_CHECK(options.optimizer_home != Home::kNvme, "a home without a store was asked for");
   parts.device_gradients =
       make_device_gradients(device, parts.layout->num_parameters(), store_options(options, parts.shards->world_size()));
   parts.device_path = make_device_path(device);
@@ -217,6 +249,11 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
     return;
   }
   parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
+  if (options.optimizer_home == Home::kNvme) {
+    build_nvme_home(options, device, memory, parts);
+    *parts.routes = UpdateRoutes(chosen, on_device, {}, {parts.nvme_states.get(), parts.host_path.get()});
+    return;
+  }
   build_host_home(options, device, memory, parts);
   *parts.routes = UpdateRoutes(chosen, on_device, {parts.tide.get(), parts.device_path.get()},
                                {parts.host_states.get(), parts.host_path.get()});
@@ -236,25 +273,45 @@ std::function<std::unique_ptr<GradientSharing>(GradientSharing::Deliver)> sharin
   };
 }
 
+// What the host's budget leaves holds states that would rest on the disk.
+void plan_disk(const PartsOptions& options, MemoryPlanInput& input) {
+  NvmeStateOptions nvme = options.nvme;
+  const auto take = [&] {
+    const NvmeStaging staging = nvme_staging(input.shape, shards_of(input), nvme);
+    input.nvme_file_nbytes = staging.file_nbytes;
+    input.nvme_staging_nbytes = staging.staging_nbytes();
+    input.nvme_host_nbytes = staging.host_nbytes();
+  };
+  take();
+  if (options.host_budget) {
+    nvme.host_nbytes = saturating_sub(*options.host_budget, plan_memory(input).host());
+    take();
+  }
+}
+
 }  // namespace
 
 MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
                            std::size_t unmanaged_nbytes, int rank, int world_size) {
   const BucketLayout layout(numels, options.buckets, groups_of(options, numels, world_size));
   const bool partitions = shards_parameters(options, world_size);
-  return {.bucket_numels = bucket_numels(layout),
-          .shard_numels = ShardLayout(layout, rank, world_size).numels(),
-          .world_size = world_size,
-          .sums_on_each_rank = world_size > 1 && options.stage <= 1 && options.accumulates,
-          .parameter_numel = std::accumulate(numels.begin(), numels.end(), std::int64_t{0}),
-          .is_partitioned = partitions ? partitioned(layout) : std::vector<bool>{},
-          .parameter_home = options.sharding.parameter_home,
-          .gathered_numel = partitions ? gathered_numel(options, layout) : 0,
-          .shape = shape_of(options),
-          .optimizer_home = options.optimizer_home,
-          .accumulates = options.accumulates && !options.sum_in_own_type,
-          .unmanaged_nbytes = unmanaged_nbytes,
-          .host_page_nbytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE))};
+  MemoryPlanInput input{.bucket_numels = bucket_numels(layout),
+                        .shard_numels = ShardLayout(layout, rank, world_size).numels(),
+                        .world_size = world_size,
+                        .sums_on_each_rank = world_size > 1 && options.stage <= 1 && options.accumulates,
+                        .parameter_numel = std::accumulate(numels.begin(), numels.end(), std::int64_t{0}),
+                        .is_partitioned = partitions ? partitioned(layout) : std::vector<bool>{},
+                        .parameter_home = options.sharding.parameter_home,
+                        .gathered_numel = partitions ? gathered_numel(options, layout) : 0,
+                        .shape = shape_of(options),
+                        .optimizer_home = options.optimizer_home,
+                        .accumulates = options.accumulates && !options.sum_in_own_type,
+                        .unmanaged_nbytes = unmanaged_nbytes,
+                        .host_page_nbytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE))};
+  if (options.optimizer_home == Home::kNvme) {
+    plan_disk(options, input);
+  }
+  return input;
 }
 
 Parts::~Parts() {
@@ -283,7 +340,7 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   parts.exchange = std::make_unique<ShardExchange>(*parts.shards, communicator);
   parts.parameters =
       std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
-  if (options.optimizer_home == Home::kHost || options.sharding.parameter_home == Home::kHost) {
+  if (options.optimizer_home != Home::kDevice || options.sharding.parameter_home == Home::kHost) {
     parts.up = std::make_unique<Mover>(device, Queue::kUp, options.movers);
     parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
   }

@@ -16,6 +16,7 @@
 #include "pannier/optim/tide_pilot.h"
 #include "pannier/optim/update_pipeline.h"
 #include "pannier/plan/memory_plan.h"
+#include "pannier/tier/nvme_state_store.h"
 #include "pannier/zero/gradient_reducer.h"
 #include "pannier/zero/parameter_gatherer.h"
 
@@ -33,9 +34,12 @@ struct ShardingOptions {
 
 /// What decides the parts.
 struct PartsOptions {
-  int stage = 0;                        ///< 0 to 3.
-  Home optimizer_home = Home::kDevice;  ///< kDevice or kHost.
-  at::ScalarType dtype = at::kFloat;    ///< Of parameters and gradients.
+  int stage = 0;  ///< 0 to 3.
+  Home optimizer_home = Home::kDevice;
+  NvmeStateOptions nvme;  ///< With the home kNvme.
+  /// What may be used of host memory; what is left of it holds states that would rest on a disk. Empty: none do.
+  std::optional<std::size_t> host_budget;
+  at::ScalarType dtype = at::kFloat;  ///< Of parameters and gradients.
   kernels::Algorithm algorithm = kernels::Algorithm::kAdamW;
   double momentum = 0.0;         ///< SGD: the greatest of any group; 0 needs no momentum buffer.
   double initial_state1 = 0.0;   ///< Adagrad's initial accumulator value.
@@ -70,6 +74,7 @@ struct Parts {
   ParameterGatherer* gatherer = nullptr;  ///< The residence, where parameters are partitioned; else null.
   std::unique_ptr<StateStore> device_states;
   std::unique_ptr<HostStateStore> host_states;
+  std::unique_ptr<NvmeStateStore> nvme_states;
   std::unique_ptr<Tide> tide;
   std::unique_ptr<GradientStore> device_gradients;
   std::unique_ptr<HostGradients> host_gradients;

@@ -1,0 +1,148 @@
+// Optimizer state on a disk. A chunk is one extent of the rank's scratch file; a fixed number of staging buffers, each
+// of which holds one chunk, is all the host memory that it takes, whatever the size of the model. Chunks that are
+// expected are read ahead into buffers that are free, a chunk that was updated is written behind the caller's back, and
+// its buffer is free again when the disk has acknowledged it. So reading, updating and writing overlap, in any order of
+// leases:
+//  1. A buffer is free, reading, clean (the disk has the same), lent, writing, or dirty (its write failed).
+//  2. What is in a buffer is lent from there, never read from the disk: what was lent last comes for nothing next.
+//  3. A write that failed keeps its buffer. The next call tries it again and throws the error; the one after that finds
+//     it written, or throws again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pannier/io/extent_file.h"
+#include "pannier/io/folder_lock.h"
+#include "pannier/io/io_engine.h"
+#include "pannier/io/staging.h"
+#include "pannier/tier/state_store.h"
+
+namespace pannier {
+
+/// What a store on a disk is made with.
+struct NvmeStateOptions {
+  std::vector<std::string> folders = {};  ///< At least one; bytes are striped over them.
+  int rank = 0;                           ///< For names in messages.
+  bool takes_lock = true;                 ///< One rank of a node does, for all of its run's.
+  std::size_t buffer_count = 5;           ///< With the next: the bytes of staging memory.
+  std::size_t buffer_nbytes = std::size_t{100} << 20;
+  std::size_t host_nbytes = 0;  ///< States that stay in host memory, in bytes at most.
+  int most_threads = 1;         ///< Of torch's, that compute checksums.
+  IoEngineKind engine = IoEngineKind::kAuto;
+  PieceHook* hook = nullptr;  ///< For tests; must outlive the store.
+  /// What rests in elements of a bucket's shard, for messages; null: its number.
+  std::function<std::string(int bucket, const ElementRange& range)> label = nullptr;
+};
+
+/// How options and shards become chunks and buffers: a pure function of numbers.
+struct NvmeStaging {
+  std::int64_t chunk_numel = 0;  ///< Elements of a chunk.
+  std::size_t chunk_nbytes = 0;  ///< Of one chunk, and of one staging buffer.
+  std::size_t num_buffers = 0;
+  std::size_t host_chunks = 0;  ///< Chunks that stay in host memory.
+  std::size_t file_nbytes = 0;  ///< Of the states that rest on the disk.
+  [[nodiscard]] std::size_t staging_nbytes() const noexcept { return chunk_nbytes * num_buffers; }
+  [[nodiscard]] std::size_t host_nbytes() const noexcept { return chunk_nbytes * host_chunks; }
+};
+/// Throws ConfigError when a buffer does not hold two blocks of elements.
+[[nodiscard]] NvmeStaging nvme_staging(const StateShape& shape, const std::vector<std::int64_t>& bucket_numels,
+                                       const NvmeStateOptions& options);
+
+/// What a store on a disk has done and holds.
+struct NvmeStats {
+  std::size_t file_nbytes = 0;
+  std::uint64_t read_nbytes = 0;
+  std::uint64_t written_nbytes = 0;
+};
+
+/// State on one or several disks. One thread. In a forked child it must not be used.
+class NvmeStateStore final : public StateStore {
+ public:
+  /// Takes the folders' locks, sets the file aside and maps the staging memory. Throws what FolderLock, DiskFile and
+  /// StagingPool throw. `memory` must outlive the store. `params`: where the host has a bucket's parameters anyway, so
+  /// that the disk holds no copy; null, or empty: nowhere.
+  NvmeStateStore(HostMemory& memory, const StateShape& shape, const std::vector<std::int64_t>& bucket_numels,
+                 const NvmeStateOptions& options, std::vector<std::byte*> params = {});
+  ~NvmeStateStore() override;
+
+  [[nodiscard]] Home home() const noexcept override { return Home::kNvme; }
+  void expect(std::vector<ChunkId> order) override;
+  [[nodiscard]] bool keeps_last() const noexcept override { return true; }
+  void check() override;
+  void settle() override;
+
+  /// The staging memory and what stays in host memory, in spans under 1 GiB, for registration with a device.
+  [[nodiscard]] std::vector<std::span<std::byte>> regions();
+  [[nodiscard]] NvmeStats stats() const;
+  [[nodiscard]] const NvmeStaging& staging() const noexcept { return staging_; }
+  /// What a user should know about disk and engine, a sentence each.
+  [[nodiscard]] std::vector<std::string> notes() const;
+
+ protected:
+  [[nodiscard]] StateView acquire(ChunkId chunk, Access access) override;
+  void release(ChunkId chunk, Access access, TransferPtr reader) noexcept override;
+
+ private:
+  enum class Use : std::uint8_t { kFree, kReading, kClean, kLent, kWriting, kDirty };
+  struct Slot {
+    StagingBuffer buffer;
+    Use use = Use::kFree;
+    bool is_unsaved = false;  ///< Lent while dirty.
+    std::size_t extent = 0;
+    std::uint64_t lent_at = 0;  ///< Counts leases: the last of what is in it.
+    std::optional<ExtentTransfer> transfer;
+    TransferPtr reader;  ///< Somebody else who reads the buffer, or null.
+  };
+
+  [[nodiscard]] std::size_t extent_of(ChunkId chunk) const;
+  [[nodiscard]] bool rests_in_memory(std::size_t extent) const noexcept { return extent < staging_.host_chunks; }
+  [[nodiscard]] std::byte* param_of(int bucket) const {
+    return params_.empty() ? nullptr : params_[static_cast<std::size_t>(bucket)];
+  }
+  [[nodiscard]] StateShape shape_of(int bucket) const;
+  [[nodiscard]] StateView view_at(ChunkId chunk, std::byte* states) const;
+  [[nodiscard]] std::size_t wait_order(std::size_t extent) const;
+  [[nodiscard]] bool is_later(const Slot& slot, const Slot& other) const;
+  [[nodiscard]] Slot* slot_with(std::size_t extent);
+  Slot* try_take_slot(std::size_t wanted_in);
+  Slot& take_slot();
+  void wait_for_any_slot();
+  void free(Slot& slot) noexcept;
+  void begin_read(Slot& slot, std::size_t extent);
+  void finish_read(Slot& slot);
+  void begin_write(Slot& slot);
+  void finish_write(Slot& slot) noexcept;
+  void collect() noexcept;
+  void raise_failed();
+  void read_ahead() noexcept;
+  void read_ahead_while_room();
+  void pass(std::size_t extent) noexcept;
+
+  StateShape shape_;
+  NvmeStaging staging_;
+  std::vector<std::byte*> params_;
+  ParallelFor parallel_for_;
+  std::vector<std::size_t> first_extent_;  ///< By bucket. Extents are in the order in which a step visits them.
+  std::vector<FolderLock> locks_;
+  DiskFile file_;
+  StagingPool pool_;
+  HostSlab host_;
+  std::unique_ptr<IoEngine> engine_;
+  std::unique_ptr<ExtentFile> extents_;
+  std::vector<Slot> slots_;
+  std::vector<int> slot_of_;              ///< By extent; -1: none.
+  std::vector<std::size_t> expected_;     ///< Extents.
+  std::size_t next_expected_ = 0;         ///< Those before it have been lent.
+  std::vector<std::size_t> position_of_;  ///< By extent: its place among those expected.
+  std::uint64_t num_lent_ = 0;
+  std::exception_ptr failed_;  ///< The first error of a write that nobody has been told of.
+};
+
+}  // namespace pannier
