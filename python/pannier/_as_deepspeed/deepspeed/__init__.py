@@ -1,11 +1,13 @@
 """DeepSpeed's names, served by Pannier. What Pannier doesn't have is missing here, and says so when asked for."""
 
+import functools
 from typing import Any
 
+import pannier
 from pannier import ConfigError as DeepSpeedConfigError
 from pannier import Engine as DeepSpeedEngine
 from pannier import Optimizer as DeepSpeedOptimizer
-from pannier import add_config_arguments, initialize
+from pannier import add_config_arguments
 
 from . import accelerator, checkpoint, comm, ops, runtime, utils
 from .accelerator import get_accelerator
@@ -40,6 +42,14 @@ __all__ = [
     "utils",
     "zero",
 ]
+
+
+@functools.wraps(pannier.initialize)
+def initialize(*args: Any, **kwargs: Any) -> Any:
+    """`pannier.initialize`, after which there is a process group also for one rank, as scripts of DeepSpeed's expect."""
+    if kwargs.get("dist_init_required") is not False:
+        init_distributed(distributed_port=kwargs.get("distributed_port", 29500))
+    return pannier.initialize(*args, **kwargs)
 
 
 def __getattr__(name: str) -> Any:
