@@ -57,12 +57,13 @@ class GatheredParameters:
 
     def __init__(
         self,
-        params: torch.Tensor | Iterable[torch.Tensor],
+        params: torch.Tensor | Iterable[torch.Tensor | None],
         modifier_rank: int | None = None,
         fwd_module: torch.nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
-        self.params = [params] if isinstance(params, torch.Tensor) else list(params)
+        given = [params] if isinstance(params, torch.Tensor) else params
+        self.params = [param for param in given if isinstance(param, torch.Tensor)]  # Callers give a missing bias as None.
         self.modifier_rank = modifier_rank
         self.enabled = enabled
         self._held: list[tuple[Engine, list[int]]] = []

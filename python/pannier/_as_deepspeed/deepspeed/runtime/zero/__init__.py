@@ -1,4 +1,4 @@
-"""ZeRO's helpers. With one rank every parameter is whole."""
+"""ZeRO's helpers."""
 
 from typing import Any
 
@@ -11,11 +11,14 @@ from pannier.zero import (
     unregister_external_parameter,
 )
 
+from . import partition_parameters
+
 __all__ = [
     "GatheredParameters",
     "Init",
     "ZeroParamStatus",
     "ZeroParamType",
+    "partition_parameters",
     "register_external_parameter",
     "unregister_external_parameter",
 ]
