@@ -3,11 +3,13 @@
 import functools
 from typing import Any
 
+import torch
+
 import pannier
 from pannier import ConfigError as DeepSpeedConfigError
 from pannier import Engine as DeepSpeedEngine
 from pannier import Optimizer as DeepSpeedOptimizer
-from pannier import add_config_arguments
+from pannier import add_config_arguments, partition_names
 
 from . import accelerator, checkpoint, comm, ops, runtime, utils
 from .accelerator import get_accelerator
@@ -15,9 +17,10 @@ from .comm import init_distributed
 from .git_version_info import git_branch as __git_branch__
 from .git_version_info import git_hash as __git_hash__
 from .git_version_info import version as __version__
+from .missing import explain, watch
 from .runtime import zero
 from .runtime.activation_checkpointing import checkpointing
-from .utils import log_dist, logger
+from .utils import OnDevice, log_dist, logger
 
 dist = comm
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 6
@@ -26,6 +29,7 @@ __all__ = [
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
+    "OnDevice",
     "accelerator",
     "add_config_arguments",
     "checkpoint",
@@ -35,6 +39,7 @@ __all__ = [
     "get_accelerator",
     "init_distributed",
     "initialize",
+    "is_compile_supported",
     "log_dist",
     "logger",
     "ops",
@@ -52,5 +57,14 @@ def initialize(*args: Any, **kwargs: Any) -> Any:
     return pannier.initialize(*args, **kwargs)
 
 
+def is_compile_supported() -> bool:
+    """Whether torch.compile is there. Compile a model before `initialize`, at stages 0 to 2."""
+    return hasattr(torch, "compile")
+
+
 def __getattr__(name: str) -> Any:
-    raise AttributeError(f"deepspeed is Pannier here, which has no deepspeed.{name}")
+    raise AttributeError(explain(f"deepspeed.{name}"))
+
+
+partition_names.install()
+watch()
