@@ -19,6 +19,7 @@ from .git_version_info import git_hash as __git_hash__
 from .git_version_info import version as __version__
 from .missing import explain, watch
 from .runtime import zero
+from .runtime.config import DeepSpeedConfig
 from .runtime.activation_checkpointing import checkpointing
 from .utils import OnDevice, log_dist, logger
 
@@ -26,6 +27,7 @@ dist = comm
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 6
 
 __all__ = [
+    "DeepSpeedConfig",
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",

@@ -45,8 +45,6 @@ _INSTEAD = {
     "deepspeed.sequence": _NO_MODEL_PARALLELISM,
     "deepspeed.tp_model_init": _NO_MODEL_PARALLELISM,
     "deepspeed.utils.groups": "torch.distributed has the groups; there is only data parallelism",
-    "deepspeed.utils.safe_get_local": "shards are cut by Pannier; use safe_get_full_*",
-    "deepspeed.utils.safe_set_local": "shards are cut by Pannier; use safe_set_full_*",
     "deepspeed.zero": "see docs/migrate.md",
 }
 
