@@ -1,7 +1,8 @@
 """DeepSpeed's names for what stage 3 does to a parameter, for libraries that read them: `ds_status`, `ds_shape` and so on.
 
 They are properties of `torch.nn.Parameter` that ask the engine when read, so that nothing is kept in two places, and
-parameters copy and pickle as before. A parameter of no engine at stage 3 has none of them: `hasattr` says no.
+parameters copy and pickle as before. A parameter that is neither of an engine at stage 3 nor made under `zero.Init` has
+none of them: `hasattr` says no.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pannier import managed, sharded
-from pannier.zero import GatheredParameters, ZeroParamStatus
+from pannier.zero import GatheredParameters, ZeroParamStatus, was_made_under_init
 
 if TYPE_CHECKING:
     from pannier.engine import Engine
@@ -64,11 +65,11 @@ class _Coordinator:
         pass
 
 
-def _status(param: torch.nn.Parameter, engine: Engine, index: int) -> ZeroParamStatus:
+def _status(param: torch.nn.Parameter, index: int) -> ZeroParamStatus:
     return ZeroParamStatus.NOT_AVAILABLE if sharded.is_away(param) else ZeroParamStatus.AVAILABLE
 
 
-def _all_gather(param: torch.nn.Parameter, engine: Engine, index: int) -> Any:
+def _all_gather(param: torch.nn.Parameter, index: int) -> Any:
     # Until `partition()`; all ranks call it.
     def all_gather(param_list: list[torch.nn.Parameter] | None = None, async_op: bool = False) -> None:
         GatheredParameters([param] if param_list is None else param_list).__enter__()
@@ -76,7 +77,7 @@ def _all_gather(param: torch.nn.Parameter, engine: Engine, index: int) -> Any:
     return all_gather
 
 
-def _partition(param: torch.nn.Parameter, engine: Engine, index: int) -> Any:
+def _partition(param: torch.nn.Parameter, index: int) -> Any:
     def partition(param_list: list[torch.nn.Parameter] | None = None, has_been_updated: bool = False) -> None:
         for one in [param] if param_list is None else param_list:
             if (owner := managed.owner_of(one)) is not None:
@@ -86,12 +87,12 @@ def _partition(param: torch.nn.Parameter, engine: Engine, index: int) -> Any:
 
 
 _NAMES: dict[str, Any] = {
-    "ds_id": lambda param, engine, index: index,
-    "ds_shape": lambda param, engine, index: param.shape,
-    "ds_numel": lambda param, engine, index: param.numel(),
+    "ds_id": lambda param, index: index,
+    "ds_shape": lambda param, index: param.shape,
+    "ds_numel": lambda param, index: param.numel(),
     "ds_status": _status,
-    "ds_active_sub_modules": lambda param, engine, index: set(),
-    "ds_process_group": lambda param, engine, index: None,
+    "ds_active_sub_modules": lambda param, index: set(),
+    "ds_process_group": lambda param, index: None,
     "all_gather": _all_gather,
     "partition": _partition,
 }
@@ -99,6 +100,8 @@ _NAMES: dict[str, Any] = {
 
 def _read(name: str, read: Any, param: torch.nn.Parameter) -> Any:
     owner = managed.owner_of(param)
-    if owner is None or owner[0].zero_optimization_stage() != 3:
-        raise AttributeError(f"'{type(param).__name__}' object has no attribute '{name}': no engine partitions it")
-    return read(param, *owner)
+    if owner is not None and owner[0].zero_optimization_stage() == 3:
+        return read(param, owner[1])
+    if owner is None and was_made_under_init(param):
+        return read(param, id(param))  # Whole, until an engine takes it.
+    raise AttributeError(f"'{type(param).__name__}' object has no attribute '{name}': no engine partitions it")
