@@ -50,6 +50,7 @@ class Batches(ConfigValues):
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
         """Changes the micro batch size; the accumulation steps stay."""
         arguments.require_size("micro_batch_size", micro_batch_size)
+        arguments.require_size("gradient_accumulation_steps", self.gradient_accumulation_steps())
         self._set_batch(micro_batch_size, self.gradient_accumulation_steps())
 
     def deepspeed_io(

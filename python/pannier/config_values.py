@@ -16,16 +16,16 @@ class ConfigValues:
         raise NotImplementedError
 
     def train_batch_size(self) -> int:
-        """Samples per optimizer step over all ranks."""
+        """Samples per optimizer step over all ranks; "auto", as the other two, until a first batch tells."""
         return self.config.get("train_batch_size", "auto")
 
     def train_micro_batch_size_per_gpu(self) -> int:
         """Samples per rank and forward."""
-        return self.config["train_micro_batch_size_per_gpu"]
+        return self.config.get("train_micro_batch_size_per_gpu", "auto")
 
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches per optimizer step."""
-        return self.config["gradient_accumulation_steps"]
+        return self.config.get("gradient_accumulation_steps", "auto")
 
     def get_batch_info(self) -> tuple[int, int, int]:
         """Train batch size, micro batch size, accumulation steps."""

@@ -21,7 +21,7 @@ from pannier import backward_checks, core, groups, inputs, lr_schedules, managed
 from pannier.batches import Batches
 from pannier.checkpoints import Checkpoints
 from pannier.config import Config
-from pannier.errors import UsageError
+from pannier.errors import ConfigError, UsageError
 from pannier.group_values import fixed_by, hyperparameters
 from pannier.optimizer import Optimizer
 from pannier.places import Places
@@ -139,7 +139,11 @@ class Engine(Batches, Checkpoints, torch.nn.Module):
         self._places.require_unchanged()
         self._resolve_batch()
         self._step_applied = False
-        outcome = core.call(self.core.step, hyperparameters(optimizer.param_groups, self.fixed_values))
+        numbers = hyperparameters(optimizer.param_groups, self.fixed_values)
+        try:
+            outcome = core.call(self.core.step, numbers)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
         if outcome == 0:
             return
         optimizer.mark_stepped()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pannier import core, saved_states
+from pannier import core, partition_names, saved_states
 from pannier.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -181,6 +181,13 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def _global_grad_norm(self) -> float | None:
         return self.engine.get_global_grad_norm()
+
+    @property
+    def parameter_offload(self) -> Any:
+        """At stage 3: what libraries look for before they generate. An AttributeError at other stages."""
+        if self.engine.zero_optimization_stage() != 3:
+            raise AttributeError("parameter_offload is there at stage 3 only")
+        return partition_names.ParameterOffload(self.engine)
 
     def needs_scaler(self) -> bool:
         """Whether a loss must be scaled before its backward."""

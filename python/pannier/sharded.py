@@ -95,7 +95,7 @@ class WatchedParameters(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         param = super().__getitem__(name)
-        if param is not None and _is_away(param):
+        if param is not None and is_away(param):
             owner = managed.owner_of(param)
             if owner is not None:
                 owner[0].use_parameter(owner[1])
@@ -161,13 +161,18 @@ def before_unit(module: torch.nn.Module, args: Any) -> None:
 def before_any(module: torch.nn.Module, args: Any) -> None:
     """Hook of every part: parameters that were registered as its own."""
     for param in _externals.get(module, ()):
-        if _is_away(param) and (owner := managed.owner_of(param)) is not None:
+        if is_away(param) and (owner := managed.owner_of(param)) is not None:
             owner[0].use_parameter(owner[1])
 
 
 def external_parameters(module: torch.nn.Module) -> list[torch.Tensor]:
     """Parameters of other modules that `module` reads by other ways than an attribute of theirs; may be changed."""
     return _externals.setdefault(module, [])
+
+
+def registered_parameters(module: torch.nn.Module) -> Sequence[torch.Tensor]:
+    """The same, to be read only."""
+    return _externals.get(module, ())
 
 
 def after_unit(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -249,7 +254,8 @@ def _let_go(module: torch.nn.Module) -> None:
         engine.let_go_parameters(params)
 
 
-def _is_away(param: torch.Tensor) -> bool:
+def is_away(param: torch.Tensor) -> bool:
+    """Whether `param` is taken apart, so that reading it would raise."""
     try:
         param.data_ptr()
     except RuntimeError:

@@ -1,7 +1,7 @@
 """Tells the core which part of the model is about to run, so that it knows when activations need the room.
 
 A unit is what a model has a row of (the elements of its ModuleLists and Sequentials), or a module outside of those that
-has parameters of its own. Its forward pre-hook is a plain function that looks its engine up by the module's identity:
+has parameters of its own. A module that was marked as a leaf is one unit with all that is below it. Its forward pre-hook is a plain function that looks its engine up by the module's identity:
 modules copy and pickle with it, and a copy, which no engine knows, ticks nobody.
 """
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pannier.engine import Engine
 
 ROWS = (torch.nn.ModuleList, torch.nn.Sequential)
+LEAF = "_z3_leaf"
+"""The attribute that marks a leaf."""
 # Process-wide by nature, like the table of managed parameters: a module is some engine's unit or nobody's.
 _ticked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -32,6 +34,9 @@ def units_of(model: torch.nn.Module) -> list[torch.nn.Module]:
         if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
             return
         seen.add(id(module))
+        if getattr(module, LEAF, False):
+            units[id(module)] = module
+            return
         is_row = isinstance(module, ROWS)
         if not is_row and (in_row or any(True for _ in module.parameters(recurse=False))):
             units[id(module)] = module

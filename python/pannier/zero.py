@@ -8,6 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pannier import managed, sharded
 
@@ -31,20 +34,44 @@ class ZeroParamType(enum.Enum):
     REMOTE = 3
 
 
+# Process-wide by nature, like the table of managed parameters: what was made under an `Init`.
+_made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def was_made_under_init(param: torch.Tensor) -> bool:
+    """Whether `param` became a module's inside an `Init`."""
+    return param in _made
+
+
 class Init:
-    """Accepted for scripts that have it: the model is built whole, as without, and `initialize` partitions it."""
+    """Accepted for scripts that have it: the model is built whole, as without, and `initialize` partitions it.
+
+    Of its arguments only `module` and `enabled` are looked at. torch's constructors are left alone.
+    """
 
     def __init__(self, module: torch.nn.Module | None = None, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.module = module
         self.enabled = enabled
+        self._hook: RemovableHandle | None = None
+        for param in module.parameters() if module is not None and enabled else ():
+            _made[param] = True
 
     def __enter__(self) -> Init:
+        if self.enabled:
+            self._hook = register_module_parameter_registration_hook(_note_parameter)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        return None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def _note_parameter(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+    if param is not None:
+        _made[param] = True
 
 
 class GatheredParameters:
@@ -57,12 +84,13 @@ class GatheredParameters:
 
     def __init__(
         self,
-        params: torch.Tensor | Iterable[torch.Tensor],
+        params: torch.Tensor | Iterable[torch.Tensor | None],
         modifier_rank: int | None = None,
         fwd_module: torch.nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
-        self.params = [params] if isinstance(params, torch.Tensor) else list(params)
+        given = [params] if isinstance(params, torch.Tensor) else params
+        self.params = [param for param in given if isinstance(param, torch.Tensor)]  # Callers give a missing bias as None.
         self.modifier_rank = modifier_rank
         self.enabled = enabled
         self._held: list[tuple[Engine, list[int]]] = []

@@ -22,9 +22,10 @@ def free_port() -> int:
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun would set."""
+    """What torchrun would set, and the path of what the tests share."""
     return {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world),

@@ -163,11 +163,11 @@ for owner, name in ((deepspeed, "init_inference"), (deepspeed.zero, "TiledLinear
     else:
         raise SystemExit(f"{name} was there")
     assert not hasattr(owner, name)
-import deepspeed.moe
+import deepspeed.inference
 """
     )
     error = run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path, code=1).stderr
-    assert "ModuleNotFoundError" in error and "deepspeed.moe" in error and "Pannier" in error
+    assert "ModuleNotFoundError" in error and "deepspeed.inference" in error and "Pannier" in error
 
 
 def test_names_that_scripts_import(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 #include "pannier/binding/update_bench.h"
 #include "pannier/engine/metrics.h"
 #include "pannier/hardware/host_report.h"
+#include "pannier/plan/state_estimates.h"
 
 namespace pannier::binding {
 namespace {
@@ -237,6 +238,19 @@ TORCH_LIBRARY(pannier, library) {
   library.def("remove_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
     MemoryMeter::install().ledger().remove_cap(static_cast<std::size_t>(nbytes));
   });
+  library.def(
+      "estimate_states(int stage, int numel, int largest, int gpus, int nodes, bool optimizer, bool params, bool "
+      "shards, float factor)"
+      " -> (float, float)",
+      [](std::int64_t stage, std::int64_t numel, std::int64_t largest, std::int64_t gpus, std::int64_t nodes,
+         bool optimizer, bool params, bool shards, double factor) {
+        return translated([&] {
+          const StateEstimateInput input{
+              numel, largest, static_cast<int>(gpus), static_cast<int>(nodes), optimizer, params, shards, factor};
+          const auto estimate = stage == 3 ? estimate_stage_3(input) : estimate_stage_2(input);
+          return std::make_tuple(estimate.host_bytes, estimate.device_bytes);
+        });
+      });
   library.def("device_memory() -> str", [] { return device_memory_json(MemoryMeter::install().ledger().memory()); });
   library.def("reset_device_peak() -> ()", [] { MemoryMeter::install().ledger().reset_peak(); });
   // From here on torch's CPU memory is counted.

@@ -1,11 +1,15 @@
 """DeepSpeed's names, served by Pannier. What Pannier doesn't have is missing here, and says so when asked for."""
 
+import functools
 from typing import Any
 
+import torch
+
+import pannier
 from pannier import ConfigError as DeepSpeedConfigError
 from pannier import Engine as DeepSpeedEngine
 from pannier import Optimizer as DeepSpeedOptimizer
-from pannier import add_config_arguments, initialize
+from pannier import add_config_arguments, partition_names
 
 from . import accelerator, checkpoint, comm, ops, runtime, utils
 from .accelerator import get_accelerator
@@ -13,17 +17,21 @@ from .comm import init_distributed
 from .git_version_info import git_branch as __git_branch__
 from .git_version_info import git_hash as __git_hash__
 from .git_version_info import version as __version__
+from .missing import explain, watch
 from .runtime import zero
+from .runtime.config import DeepSpeedConfig
 from .runtime.activation_checkpointing import checkpointing
-from .utils import log_dist, logger
+from .utils import OnDevice, log_dist, logger
 
 dist = comm
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 6
 
 __all__ = [
+    "DeepSpeedConfig",
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
+    "OnDevice",
     "accelerator",
     "add_config_arguments",
     "checkpoint",
@@ -33,6 +41,7 @@ __all__ = [
     "get_accelerator",
     "init_distributed",
     "initialize",
+    "is_compile_supported",
     "log_dist",
     "logger",
     "ops",
@@ -42,5 +51,22 @@ __all__ = [
 ]
 
 
+@functools.wraps(pannier.initialize)
+def initialize(*args: Any, **kwargs: Any) -> Any:
+    """`pannier.initialize`, after which there is a process group also for one rank, as scripts of DeepSpeed's expect."""
+    if kwargs.get("dist_init_required") is not False:
+        init_distributed(distributed_port=kwargs.get("distributed_port", 29500))
+    return pannier.initialize(*args, **kwargs)
+
+
+def is_compile_supported() -> bool:
+    """Whether torch.compile is there. Compile a model before `initialize`, at stages 0 to 2."""
+    return hasattr(torch, "compile")
+
+
 def __getattr__(name: str) -> Any:
-    raise AttributeError(f"deepspeed is Pannier here, which has no deepspeed.{name}")
+    raise AttributeError(explain(f"deepspeed.{name}"))
+
+
+partition_names.install()
+watch()

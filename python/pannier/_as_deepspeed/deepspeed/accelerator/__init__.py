@@ -1,5 +1,5 @@
 """The device that the engine trains on."""
 
-from .real_accelerator import get_accelerator
+from .real_accelerator import get_accelerator, is_current_accelerator_supported
 
-__all__ = ["get_accelerator"]
+__all__ = ["get_accelerator", "is_current_accelerator_supported"]

@@ -1,4 +1,4 @@
-"""The CPU as DeepSpeed's accelerator object. Its memory is what Pannier's meter counts."""
+"""The device as DeepSpeed's accelerator object. On a CPU its memory is what Pannier's meter counts."""
 
 import contextlib
 import functools
@@ -32,8 +32,8 @@ class CPUAccelerator:
         return "cpu"
 
     def device_count(self) -> int:
-        """There is one device."""
-        return 1
+        """Ranks of this machine share it: as many as there are ranks."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
 
     def is_available(self) -> bool:
         """It is there."""
@@ -67,6 +67,14 @@ class CPUAccelerator:
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
         """Sets torch's generator state."""
         torch.set_rng_state(new_state)
+
+    def random(self) -> Any:
+        """torch's module of random numbers."""
+        return torch.random
+
+    def default_generator(self, device_index: int) -> torch.Generator:
+        """torch's generator."""
+        return torch.default_generator
 
     def memory_allocated(self, device_index: int | None = None) -> int:
         """Bytes that torch holds."""
@@ -135,7 +143,150 @@ class CPUAccelerator:
         return json.loads(torch.ops.pannier.device_memory())
 
 
+class CUDAAccelerator(CPUAccelerator):
+    """A GPU as DeepSpeed's accelerator object: torch.cuda by other names."""
+
+    def device_name(self, device_index: int | None = None) -> str:
+        """The type, or the device of that index."""
+        return "cuda" if device_index is None else f"cuda:{device_index}"
+
+    def device(self, device_index: int | None = None) -> Any:
+        """A context in which it is the current device."""
+        return torch.cuda.device(device_index)
+
+    def set_device(self, device_index: int) -> None:
+        """Makes it the current device."""
+        torch.cuda.set_device(device_index)
+
+    def current_device(self) -> int:
+        """Its index."""
+        return torch.cuda.current_device()
+
+    def current_device_name(self) -> str:
+        """Its name."""
+        return f"cuda:{torch.cuda.current_device()}"
+
+    def device_count(self) -> int:
+        """How many torch sees."""
+        return torch.cuda.device_count()
+
+    def is_synchronized_device(self) -> bool:
+        """Calls return before the work is done."""
+        return False
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Waits for all work."""
+        torch.cuda.synchronize(device_index)
+
+    def communication_backend_name(self) -> str:
+        """The backend for torch's process group."""
+        return "nccl"
+
+    def manual_seed(self, seed: int) -> None:
+        """Seeds the current device."""
+        torch.cuda.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seeds all devices."""
+        torch.cuda.manual_seed_all(seed)
+
+    def initial_seed(self) -> int:
+        """The current device's seed."""
+        return torch.cuda.initial_seed()
+
+    def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
+        """A device's generator state."""
+        return torch.cuda.get_rng_state("cuda" if device_index is None else device_index)
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        """Sets a device's generator state."""
+        torch.cuda.set_rng_state(new_state, "cuda" if device_index is None else device_index)
+
+    def memory_allocated(self, device_index: int | None = None) -> int:
+        """Bytes that torch has given out."""
+        return torch.cuda.memory_allocated(device_index)
+
+    def max_memory_allocated(self, device_index: int | None = None) -> int:
+        """The most that torch has given out."""
+        return torch.cuda.max_memory_allocated(device_index)
+
+    def memory_reserved(self, device_index: int | None = None) -> int:
+        """Bytes that torch holds."""
+        return torch.cuda.memory_reserved(device_index)
+
+    def max_memory_reserved(self, device_index: int | None = None) -> int:
+        """The most that torch has held."""
+        return torch.cuda.max_memory_reserved(device_index)
+
+    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
+        """Starts the peaks anew."""
+        torch.cuda.reset_peak_memory_stats(device_index)
+
+    reset_max_memory_allocated = reset_peak_memory_stats
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
+        """torch's own."""
+        return torch.cuda.memory_stats(device_index)
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        """Bytes of the device."""
+        return torch.cuda.get_device_properties(device_index).total_memory
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        """Bytes that torch has not given out."""
+        return self.total_memory(device_index) - self.memory_allocated(device_index)
+
+    def empty_cache(self) -> None:
+        """Gives back what torch holds and nobody uses."""
+        torch.cuda.empty_cache()
+
+    def is_bf16_supported(self) -> bool:
+        """Whether the device computes in bf16."""
+        return torch.cuda.is_bf16_supported()
+
+    def is_triton_supported(self) -> bool:
+        """It is."""
+        return True
+
+    def pin_memory(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """A copy in pinned memory."""
+        return tensor.pin_memory()
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is on a GPU."""
+        return tensor.device.type == "cuda"
+
+    def Stream(self, *args: Any, **kwargs: Any) -> Any:
+        """A stream of torch's."""
+        return torch.cuda.Stream(*args, **kwargs)
+
+    def Event(self, **kwargs: Any) -> Any:
+        """An event of torch's."""
+        return torch.cuda.Event(**kwargs)
+
+    def current_stream(self, device_index: int | None = None) -> Any:
+        """torch's current stream."""
+        return torch.cuda.current_stream(device_index)
+
+    def range_push(self, msg: str) -> None:
+        """Begins a range for the profiler."""
+        torch.cuda.nvtx.range_push(msg)
+
+    def range_pop(self) -> None:
+        """Ends it."""
+        torch.cuda.nvtx.range_pop()
+
+
 @functools.cache
 def get_accelerator() -> CPUAccelerator:
-    """The accelerator."""
-    return CPUAccelerator()
+    """The accelerator that there is, or the one that the variable DS_ACCELERATOR names."""
+    wanted = os.environ.get("DS_ACCELERATOR") or ("cuda" if torch.cuda.is_available() else "cpu")
+    kinds = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator}
+    if wanted not in kinds:
+        raise ValueError(f"DS_ACCELERATOR is {wanted!r}; Pannier trains on cpu and cuda")
+    return kinds[wanted]()
+
+
+def is_current_accelerator_supported() -> bool:
+    """It is one of the two."""
+    return get_accelerator().device_name() in ("cpu", "cuda")

@@ -4,6 +4,8 @@ from typing import Any
 
 from pannier.comm import *  # noqa: F403
 
+from ..missing import explain
+
 
 def __getattr__(name: str) -> Any:
-    raise AttributeError(f"deepspeed.comm is Pannier's here, which has no {name}; torch.distributed may")
+    raise AttributeError(explain(f"deepspeed.comm.{name}"))

@@ -1,5 +1,5 @@
 """The engine and what belongs to it."""
 
-from . import config, dataloader, engine, lr_schedules, zero
+from . import config, dataloader, engine, lr_schedules, utils, zero
 
-__all__ = ["config", "dataloader", "engine", "lr_schedules", "zero"]
+__all__ = ["config", "dataloader", "engine", "lr_schedules", "utils", "zero"]

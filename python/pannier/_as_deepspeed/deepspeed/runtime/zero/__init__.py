@@ -1,4 +1,4 @@
-"""ZeRO's helpers. With one rank every parameter is whole."""
+"""ZeRO's helpers."""
 
 from typing import Any
 
@@ -11,23 +11,19 @@ from pannier.zero import (
     unregister_external_parameter,
 )
 
+from ...missing import explain
+from . import partition_parameters
+
 __all__ = [
     "GatheredParameters",
     "Init",
     "ZeroParamStatus",
     "ZeroParamType",
+    "partition_parameters",
     "register_external_parameter",
     "unregister_external_parameter",
 ]
 
-_INSTEAD = {
-    "TiledLinear": "torch.nn.Linear",
-    "TiledLinearReturnBias": "torch.nn.Linear",
-    "MiCS_Init": "zero.Init",
-    "unwrap_model_for_generation": "engine.module",
-}
-
 
 def __getattr__(name: str) -> Any:
-    instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
-    raise AttributeError(f"deepspeed.zero is Pannier's here, which has no {name}{instead}")
+    raise AttributeError(explain(f"deepspeed.runtime.zero.{name}"))

@@ -1,0 +1,1 @@
+"""Names of expert parallelism, which Pannier does not have."""

@@ -1,0 +1,1 @@
+"""16-bit training; the engine scales the loss itself."""

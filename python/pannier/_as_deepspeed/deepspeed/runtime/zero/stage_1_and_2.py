@@ -1,0 +1,15 @@
+"""Stages 1 and 2."""
+
+from pannier import Optimizer as DeepSpeedZeroOptimizer
+from pannier.estimates import (
+    estimate_zero2_model_states_mem_needs,
+    estimate_zero2_model_states_mem_needs_all_cold,
+    estimate_zero2_model_states_mem_needs_all_live,
+)
+
+__all__ = [
+    "DeepSpeedZeroOptimizer",
+    "estimate_zero2_model_states_mem_needs",
+    "estimate_zero2_model_states_mem_needs_all_cold",
+    "estimate_zero2_model_states_mem_needs_all_live",
+]

@@ -1,0 +1,5 @@
+"""Errors of ZeRO."""
+
+from pannier import ConfigError as ZeRORuntimeException
+
+__all__ = ["ZeRORuntimeException"]

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Runs DeepSpeed's own unit tests, unchanged, on Pannier: ./dev deepspeed-tests SOURCE_TREE
+
+SOURCE_TREE is a checkout of DeepSpeed 0.19.6 (its source package on PyPI has no tests). The tests are copied out of it,
+so that its package is not found, and run on the CPU through `python -m pannier.deepspeed`. What passed, failed and was
+skipped is listed by file, with the reason for each failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+
+# The files that need no more than DeepSpeed's public interface.
+FILES = """
+runtime/zero/test_ignore_unused_parameters.py
+runtime/zero/test_zero_dynamic_class.py
+runtime/zero/test_zero_hook_attribute_delegation.py
+runtime/zero/test_zero_nesting_init.py
+runtime/zero/test_zero_offloadpp.py
+runtime/zero/test_zero_tensor_fragment.py
+runtime/half_precision/test_dynamic_loss_scale.py
+runtime/half_precision/test_fp16.py
+runtime/half_precision/test_zero_optim_overflow.py
+runtime/zenflow/test_zf.py
+runtime/test_autocast.py
+runtime/test_data.py
+runtime/test_ds_config_dict.py
+runtime/test_ds_initialize.py
+runtime/test_lr_schedulers.py
+runtime/test_multi_output_model.py
+runtime/test_no_sync_ctxt.py
+ops/adam/test_cpu_adam.py
+ops/adam/test_hybrid_adam.py
+ops/adagrad/test_cpu_adagrad.py
+ops/lion/test_cpu_lion.py
+ops/muon/test_muon.py
+ops/muon/test_muon_partial_training.py
+checkpoint/test_convert_checkpoint.py
+checkpoint/test_latest_checkpoint.py
+checkpoint/test_shared_weights.py
+checkpoint/test_tag_validation.py
+utils/test_get_optim_files.py
+v1/zero/test_zero.py
+v1/zero/test_zero2_offload_multi_backward.py
+v1/zero/test_zero_coalesce_grad_reduction.py
+v1/zero/test_zero_hook_count_regression.py
+v1/zero/test_zero_torch_func.py
+v1/zero/test_zero_user_backward.py
+v1/nvme/test_aio.py
+v1/nvme/test_aio_gil.py
+v1/half_precision/test_bf16.py
+v1/half_precision/test_gradient_clipping_default.py
+v1/half_precision/test_with_autocast.py
+""".split()
+
+
+@dataclasses.dataclass
+class Result:
+    """One test."""
+
+    file: str
+    name: str
+    outcome: str
+    reason: str = ""
+
+
+# Keeps a few cases of each test function; a plugin of pytest's.
+SAMPLER = """
+import collections, os
+def pytest_collection_modifyitems(config, items):
+    seen = collections.Counter()
+    kept = []
+    for item in items:
+        key = item.nodeid.partition("[")[0]
+        seen[key] += 1
+        if seen[key] <= int(os.environ["PANNIER_SAMPLE"]):
+            kept.append(item)
+    items[:] = kept
+"""
+
+
+def run_file(tests: pathlib.Path, file: str, limit: float, select: str, sample: int) -> list[Result]:
+    """The results of one file."""
+    report = tests.parent / "report.xml"
+    report.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "DS_UNITTEST_TIMEOUT": "60",
+        "LOCAL_SIZE": "4",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(
+            [str(tests), os.environ.get("PANNIER_FRAMEWORKS_PINNED", ""), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    command = [sys.executable, "-m", "pannier.deepspeed", "-m", "pytest", f"unit/{file}", "-p", "no:cacheprovider"]
+    command += [f"--junitxml={report}", *(["-k", select] if select else [])]
+    if sample:
+        command += ["-p", "pannier_sampler"]
+        environment["PANNIER_SAMPLE"] = str(sample)
+    with open(tests.parent / "output.txt", "w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command, cwd=tests, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            return [Result(file, "(whole file)", "failed", f"took longer than {limit:.0f} s")]
+    if not report.exists():
+        tail = (tests.parent / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
+        return [Result(file, "(whole file)", "failed", f"pytest ended with {process.returncode}: {' '.join(tail)}")]
+    return list(read_report(file, report))
+
+
+def read_report(file: str, report: pathlib.Path) -> list[Result]:
+    """The results that pytest wrote down."""
+    results = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = "::".join(filter(None, [case.get("classname", "").rpartition(".")[2], case.get("name", "")]))
+        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
+        skipped = case.find("skipped")
+        if bad is not None:
+            results.append(Result(file, name, "failed", first_line(bad)))
+        elif skipped is not None:
+            results.append(Result(file, name, "skipped", first_line(skipped)))
+        else:
+            results.append(Result(file, name, "passed"))
+    return results
+
+
+def first_line(element: ElementTree.Element) -> str:
+    """The message of an outcome, as one line."""
+    lines = [line.strip() for line in (element.get("message") or element.text or "").splitlines()]
+    line = next(filter(None, lines), "")
+    if element.text:
+        errors = [text[2:].strip() for text in element.text.splitlines() if text.startswith("E ")]
+        line = errors[0] if errors and not line else line
+    return line[:300]
+
+
+def print_results(results: list[Result]) -> None:
+    """The table and the reasons, the most frequent first."""
+    by_file: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for result in results:
+        by_file[result.file][result.outcome] += 1
+    print(f"{'passed':>7} {'failed':>7} {'skipped':>8}  file")
+    for file, counts in by_file.items():
+        print(f"{counts['passed']:>7} {counts['failed']:>7} {counts['skipped']:>8}  {file}")
+    totals = collections.Counter(result.outcome for result in results)
+    print(f"{totals['passed']:>7} {totals['failed']:>7} {totals['skipped']:>8}  in all")
+    for outcome in ("failed", "skipped"):
+        reasons: dict[str, list[str]] = collections.defaultdict(list)
+        for result in results:
+            if result.outcome == outcome:
+                reasons[result.reason].append(f"{result.file}::{result.name}")
+        print(f"\n{outcome}:")
+        for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+            print(f"  {len(names)} x {reason}")
+            for name in names[:3]:
+                print(f"      {name}")
+
+
+def main() -> int:
+    """Runs the files; 1 where a test failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source", type=pathlib.Path, help="DeepSpeed's source tree, with tests/unit in it")
+    parser.add_argument("--file", action="append", help="only this file below tests/unit; may be repeated")
+    parser.add_argument("-k", dest="select", default="", help="only tests that pytest's -k selects")
+    parser.add_argument("--sample", type=int, default=0, help="at most so many cases of each test function")
+    parser.add_argument("--limit", type=float, default=600, help="seconds a file may take")
+    parser.add_argument("--json", type=pathlib.Path, help="write the results here as well")
+    arguments = parser.parse_args()
+    unit = arguments.source / "tests" / "unit"
+    if not unit.is_dir():
+        parser.error(f"there is no {unit}; a checkout of DeepSpeed's repository has it, its package on PyPI does not")
+    with tempfile.TemporaryDirectory() as folder:
+        tests = pathlib.Path(folder) / "tests"
+        shutil.copytree(unit, tests / "unit")
+        for name in ("conftest.py", "pytest.ini"):
+            shutil.copy(arguments.source / "tests" / name, tests / name)
+        (tests / "pannier_sampler.py").write_text(SAMPLER)
+        results: list[Result] = []
+        for file in arguments.file or FILES:
+            results += run_file(tests, file, arguments.limit, arguments.select, arguments.sample)
+            print(f"{file}: {collections.Counter(r.outcome for r in results if r.file == file)}", file=sys.stderr)
+    print_results(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([dataclasses.asdict(result) for result in results], indent=1))
+    return int(any(result.outcome == "failed" for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
