@@ -9,5 +9,6 @@ void add_train(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_checkpoint(CLI::App& app);
 
 }  // namespace pannier::cli

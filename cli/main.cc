@@ -53,6 +53,7 @@ int main(int argc, char** argv) {
   pannier::cli::add_plan(app);
   pannier::cli::add_doctor(app);
   pannier::cli::add_bench(app);
+  pannier::cli::add_checkpoint(app);
   try {
     const int status = run(app, argc, argv);
     require_printed();

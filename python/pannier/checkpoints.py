@@ -16,7 +16,7 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,7 @@ import torch
 from pannier import core
 from pannier.errors import ConfigError, UsageError
 from pannier.group_values import hyperparameters
+from pannier.lr_schedules import LrSchedule
 
 if TYPE_CHECKING:
     from pannier.config import Config
@@ -98,25 +99,31 @@ class Checkpoints:
 
         Returns the path and the client state, or (None, {}) where no tag is given and `load_dir` has no `latest`.
         """
-        if custom_load_fn is not None:
-            raise NotImplementedError
         frozen, buffers = self._untrained()
-        path, _, common, own, reports = core.call(
+        by_caller = custom_load_fn is not None
+        if custom_load_fn is not None:
+            if not self._load_by(custom_load_fn, load_dir, tag):
+                return None, {}
+            # What he has not touched is as it was; the masters of the rest come with the optimizer's states.
+            frozen, buffers, load_module_strict = {}, {}, False
+        path, attributes, common, own, reports = core.call(
             self.core.load_checkpoint,
             os.fspath(load_dir),
             "" if tag is None else str(tag),
             load_module_strict,
             load_optimizer_states,
             load_module_only,
+            not by_caller or (load_optimizer_states and not load_module_only),
             list(frozen),
             list(frozen.values()),
             list(buffers),
             list(buffers.values()),
         )
         if not path:
-            _log.warning("%s has no file 'latest', and no tag was given: nothing was loaded", load_dir)
+            _say_nothing_was_loaded(load_dir)
             return None, {}
-        self._report(path, *reports)
+        if not by_caller:
+            self._report(path, *reports)
         saved = _unpack(common[_COMMON]) if _COMMON in common else {}
         _load_extra_states(self.module, saved.get("extra_states", {}))
         if load_module_only:
@@ -125,9 +132,91 @@ class Checkpoints:
             self.lr_scheduler.load_state_dict(saved["lr_scheduler"])
         if load_optimizer_states and self.optimizer is not None and "param_groups" in saved:
             _load_groups(self.optimizer.param_groups, saved["param_groups"])
+        if not saved:
+            self._load_from_text(attributes, load_lr_scheduler_states, load_optimizer_states)
         if _OWN in own:
             self._load_own(_unpack(own[_OWN]))
         return path, saved.get("client_state", {})
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "model.safetensors",
+        exclude_frozen_parameters: bool = False,
+        max_shard_size: str = "5GB",
+    ) -> bool:
+        """Writes the model as it is, in its own type, as a Hugging Face folder; every rank calls it.
+
+        A `save_filename` that does not end in `.safetensors` is written by `torch.save`.
+        """
+        frozen, buffers = self._untrained()
+        untrained = {**({} if exclude_frozen_parameters else frozen), **buffers}
+        if not save_filename.endswith(".safetensors"):
+            state = self._consolidated_16bit_state_dict(exclude_frozen_parameters)
+            if self.global_rank == 0:
+                os.makedirs(save_dir, exist_ok=True)
+                torch.save(state, os.path.join(save_dir, save_filename))
+            return True
+        core.call(
+            self.core.export_model,
+            os.fspath(save_dir),
+            save_filename,
+            core.parse_size(max_shard_size),
+            list(untrained),
+            list(untrained.values()),
+        )
+        return True
+
+    save_fp16_model = save_16bit_model
+
+    def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, torch.Tensor]:
+        """The module's state dict on rank 0's CPU, in its own type, a parameter at a time; every rank calls it."""
+        first: dict[int, torch.Tensor] = {}
+        state: dict[str, torch.Tensor] = {}
+        frozen = self._untrained()[0] if exclude_frozen_parameters else {}
+        tensors = [*self.module.named_parameters(remove_duplicate=False), *_persistent_buffers(self.module)]
+        index_of = {id(param): index for index, param in enumerate(self._params)}
+        for name, tensor in tensors:
+            if name in frozen:
+                continue
+            if id(tensor) not in first:
+                held = [index_of[id(tensor)]] if id(tensor) in index_of else []
+                self.hold_parameters(held)
+                if self.global_rank == 0:
+                    first[id(tensor)] = tensor.detach().to("cpu", copy=True)
+                self.let_go_parameters(held)
+            if self.global_rank == 0:
+                state[name] = first[id(tensor)]
+        return state
+
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict
+
+    def _load_by(self, load: Callable[..., None], load_dir: str | os.PathLike[str], tag: Any) -> bool:
+        """Has the caller's function load the module from a state dict. False where there is no `latest`."""
+        if tag is None and not (pathlib.Path(load_dir) / "latest").exists():
+            _say_nothing_was_loaded(load_dir)
+            return False
+        state = state_dict_of(load_dir, tag)
+        everything = range(len(self._params))
+        self.hold_parameters(everything)
+        try:
+            load(src=state, dst=self.module)
+        finally:
+            self.let_go_parameters(everything)
+        self.parameters_changed()
+        return True
+
+    def hold_parameters(self, indices: Sequence[int]) -> None:
+        """Makes parameters whole."""
+        raise NotImplementedError
+
+    def let_go_parameters(self, indices: Sequence[int], modifier_rank: int | None = None) -> None:
+        """Ends `hold_parameters`."""
+        raise NotImplementedError
+
+    def parameters_changed(self) -> None:
+        """Says that parameters were written."""
+        raise NotImplementedError
 
     def _untrained(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Frozen parameters and persistent buffers by name, each once."""
@@ -182,6 +271,16 @@ class Checkpoints:
         if own["loader"] is not None and hasattr(self.training_dataloader, "load_state_dict"):
             self.training_dataloader.load_state_dict(own["loader"])
 
+    def _load_from_text(self, attributes: Mapping[str, str], schedule: bool, groups: bool) -> None:
+        """From a checkpoint that no Python engine wrote: an imported one, say."""
+        iteration = attributes.get("schedule.iteration")
+        if schedule and iteration is not None and isinstance(self.lr_scheduler, LrSchedule):
+            self.lr_scheduler.load_state_dict({"last_batch_iteration": int(iteration)})
+        if groups and self.optimizer is not None and attributes.get("groups", "0") != "0":
+            known = self.optimizer.param_groups[0].keys()
+            saved = [_group_from_text(attributes, index, known) for index in range(int(attributes["groups"]))]
+            _load_groups(self.optimizer.param_groups, saved)
+
     def _report(self, path: str, missing: list[str], unexpected: list[str], states: list[str]) -> None:
         if self.global_rank != 0:
             return
@@ -192,6 +291,21 @@ class Checkpoints:
         ):
             if names:
                 _log.warning("%s: %s %s", path, what, ", ".join(names))
+
+
+def state_dict_of(folder: str | os.PathLike[str], tag: Any = None) -> dict[str, torch.Tensor]:
+    """The model of a checkpoint as a state dict on the CPU; trained parameters are fp32, tied ones one tensor."""
+    file = core.open_checkpoint(os.fspath(folder), "" if tag is None else str(tag))
+    prefix = "model."
+    state = {name.removeprefix(prefix): core.call(file.read, name) for name in core.call(file.names) if name.startswith(prefix)}
+    for key, first in core.call(file.attributes).items():
+        if key.startswith("alias.") and first in state:
+            state[key.removeprefix("alias.")] = state[first]
+    return state
+
+
+def _say_nothing_was_loaded(folder: Any) -> None:
+    _log.warning("%s has no file 'latest', and no tag was given: nothing was loaded", folder)
 
 
 def _persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -227,6 +341,16 @@ def _load_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> N
                 group[key].copy_(torch.as_tensor(value))
             else:
                 group[key] = value
+
+
+def _group_from_text(attributes: Mapping[str, str], index: int, known: Collection[str]) -> dict[str, Any]:
+    prefix = f"group.{index}."
+    values: dict[str, Any] = {
+        key.removeprefix(prefix): float(value) for key, value in attributes.items() if key.startswith(prefix)
+    }
+    if "beta1" in values:
+        values["betas"] = (values.pop("beta1"), values.pop("beta2"))
+    return {key: value for key, value in values.items() if key in known}
 
 
 def _numpy_state() -> Any:

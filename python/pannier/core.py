@@ -81,3 +81,25 @@ def new_engine(*arguments: Any) -> Any:
 def new_schedule(kind: str, params_json: str, base_lrs: list[float]) -> Any:
     """Builds a learning-rate schedule."""
     return call(torch.classes.pannier.Schedule, kind, params_json, base_lrs)
+
+
+def open_checkpoint(folder: str, tag: str) -> Any:
+    """A checkpoint's tensors and attributes; "" is the latest tag."""
+    return call(torch.classes.pannier.CheckpointFile, folder, tag)
+
+
+def new_checkpoint(
+    folder: str, tag: str, names: list[str], types: list[torch.dtype], shapes: list[list[int]]
+) -> Any:
+    """A checkpoint that is to be made of whole tensors, which come in this order."""
+    return call(torch.classes.pannier.CheckpointBuilder, folder, tag, names, types, shapes)
+
+
+def consolidate(folder: str, tag: str, out: str, dtype: str, max_shard_size: str) -> list[str]:
+    """Makes a Hugging Face model of a checkpoint, and returns its files."""
+    return call(torch.ops.pannier.consolidate, folder, tag, out, dtype, max_shard_size)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "5GB"."""
+    return call(torch.ops.pannier.parse_size, text)

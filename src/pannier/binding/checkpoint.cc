@@ -73,7 +73,7 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
            })
       .def("load_checkpoint",
            [](const Self& self, const std::string& folder, const std::string& tag, bool strict, bool optimizer_states,
-              bool module_only, const Names& frozen_names, const Tensors& frozen, const Names& buffer_names,
+              bool module_only, bool parameters, const Names& frozen_names, const Tensors& frozen, const Names& buffer_names,
               const Tensors& buffers) {
              return translated([&]() -> Loaded {
                const auto loaded = self->core.load_checkpoint({.folder = folder,
@@ -81,6 +81,7 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
                                                                .strict = strict,
                                                                .optimizer_states = optimizer_states,
                                                                .module_only = module_only,
+                                                               .parameters = parameters,
                                                                .frozen = named(frozen_names, frozen),
                                                                .buffers = named(buffer_names, buffers)});
                if (!loaded) {
@@ -92,7 +93,15 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
                        from_bytes(loaded->own),
                        {loaded->missing, loaded->unexpected, loaded->missing_states}};
              });
-           });
+           })
+      .def("export_model", [](const Self& self, const std::string& folder, const std::string& name,
+                              std::int64_t max_shard_nbytes, const Names& names, const Tensors& tensors) {
+        translated([&] {
+          self->core.export_model(
+              folder, {.max_shard_nbytes = static_cast<std::uint64_t>(max_shard_nbytes), .name = name},
+              named(names, tensors));
+        });
+      });
 }
 
 }  // namespace pannier::binding

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "pannier/binding/checkpoint.h"
+#include "pannier/binding/checkpoint_files.h"
 #include "pannier/binding/classes.h"
 #include "pannier/binding/comm_probe.h"
 #include "pannier/binding/update_bench.h"
@@ -226,6 +227,7 @@ TORCH_LIBRARY(pannier, library) {
       .def("iteration", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.last_iteration(); });
   define_engine(library);
   define_comm_probe(library);
+  define_checkpoint_files(library);
   library.class_<UpdateBench>("UpdateBench")
       .def(torch::init<std::string, at::Tensor, at::Tensor>())
       .def("step", &UpdateBench::step)

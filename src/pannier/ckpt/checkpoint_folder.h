@@ -1,13 +1,18 @@
 // The folder that a run saves into: one folder a tag, and `latest`, which names the tag to go on from.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "pannier/ckpt/manifest.h"
 #include "pannier/ckpt/sealed_folder.h"
+#include "pannier/ckpt/share.h"
 
 namespace pannier::ckpt {
 
@@ -44,6 +49,25 @@ class CheckpointFolder {
 
  private:
   SealedFolder folder_;
+};
+
+/// Makes a tag of whole tensors that come one after the other, without an engine: for imports. One thread.
+class CheckpointBuilder {
+ public:
+  /// Makes the folders. `tensors` in the order in which they will come. Throws ConfigError, IoError.
+  CheckpointBuilder(const std::string& folder, std::string tag, std::vector<TensorInfo> tensors);
+  /// All bytes of the next tensor. Throws ConfigError where it has another size.
+  void write(std::span<const std::byte> bytes);
+  /// Makes the tag complete, and `latest` name it.
+  void commit(std::int64_t step, std::map<std::string, std::string> attributes);
+
+ private:
+  CheckpointFolder parent_;
+  SealedFolder folder_;
+  std::string tag_;
+  std::vector<TensorInfo> tensors_;
+  std::unique_ptr<ShareWriter> writer_;
+  std::size_t next_ = 0;
 };
 
 }  // namespace pannier::ckpt

@@ -23,6 +23,10 @@ class CheckpointReader {
  public:
   /// Reads the manifest and looks at the size of every file. Throws IoError naming what is wrong.
   explicit CheckpointReader(SealedFolder folder);
+  CheckpointReader(CheckpointReader&&) = default;
+  CheckpointReader& operator=(CheckpointReader&&) = default;
+  CheckpointReader(const CheckpointReader&) = delete;
+  CheckpointReader& operator=(const CheckpointReader&) = delete;
 
   [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
   [[nodiscard]] const std::string& path() const noexcept { return folder_.path(); }

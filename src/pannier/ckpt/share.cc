@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <random>
 #include <utility>
 
 #include "pannier/base/error.h"
@@ -28,6 +29,11 @@ void move_to_end(std::vector<T>& to, std::vector<T>& from) {
 }
 
 }  // namespace
+
+std::string new_save_name() {
+  std::random_device random;
+  return fmt::format("{:016x}", (static_cast<std::uint64_t>(random()) << 32) | random());
+}
 
 std::string share_file_name(const std::string& save, int rank, std::string_view what) {
   return fmt::format("{}{}-{}-{:05}.safetensors", kFilePrefix, save, what, rank);

@@ -18,6 +18,8 @@ namespace pannier::ckpt {
 /// The beginning of the name of every file of a checkpoint but the manifest.
 inline constexpr std::string_view kFilePrefix = "pannier-";
 
+/// A name for one save.
+[[nodiscard]] std::string new_save_name();
 /// The name of a rank's file. `save` is unique to the save, so that no file of an older one is ever overwritten.
 [[nodiscard]] std::string share_file_name(const std::string& save, int rank, std::string_view what);
 

@@ -51,6 +51,7 @@ struct LoadRequest {
   bool strict = true;            ///< Names of the model's that are missing or unexpected are an error.
   bool optimizer_states = true;  ///< Moments, step counts and loss scale too.
   bool module_only = false;      ///< The model's tensors alone.
+  bool parameters = true;        ///< False: the caller has loaded the trained parameters by himself.
   std::vector<NamedTensor> frozen = {};
   std::vector<NamedTensor> buffers = {};
 };

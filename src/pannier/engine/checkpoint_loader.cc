@@ -145,7 +145,7 @@ void CheckpointLoader::compare_names(const LoadRequest& request, LoadedCheckpoin
     return true;
   };
   for (int i = 0; parts_ != nullptr && i < parts_->parameters->num_parameters(); ++i) {
-    if (const std::string& name = parts_->parameters->name(i); look_for(name)) {
+    if (const std::string& name = parts_->parameters->name(i); look_for(name) && request.parameters) {
       (void)values_of(model_tensor(stored_name(name)), stored_name(name), i);
     }
   }
@@ -226,7 +226,7 @@ void CheckpointLoader::load_parameters(const LoadRequest& request) {
     BucketStates states(parts_->pipeline->parts(), b, Access::kUpdate);
     for (const ShardPiece& piece : parts_->shards->pieces(b)) {
       const std::string name = stored_name(parts_->parameters->name(piece.parameter));
-      if (reader_->find(model_tensor(name)) != nullptr) {
+      if (request.parameters && reader_->find(model_tensor(name)) != nullptr) {
         load_piece(states, piece, kMasterName, model_tensor(name));
       }
       for (const auto& state : parts_->pipeline->state_names()) {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <random>
 #include <sstream>
 #include <system_error>
 #include <utility>
@@ -29,12 +28,6 @@ using ckpt::chunk_end;
 
 constexpr const char* kShareFile = "rank";
 constexpr const char* kExtraFile = "extra";
-
-std::string new_save_name() {
-  std::random_device random;
-  const std::uint64_t number = (static_cast<std::uint64_t>(random()) << 32) | random();
-  return fmt::format("{:016x}", number);
-}
 
 void make_folders(const std::string& path) {
   std::error_code error;
@@ -122,7 +115,7 @@ CheckpointSaver::Agreed CheckpointSaver::agree(const SavePlace& place, const Che
       throw ConfigError(fmt::format("'{}' is no tag: letters, digits, '.', '_' and '-' only", place.tag));
     }
     make_folders(place.folder + "/" + place.tag);
-    std::string text = fmt::format("{} {}", place.tag, new_save_name());
+    std::string text = fmt::format("{} {}", place.tag, ckpt::new_save_name());
     if (ranks_.world_size() > 1) {
       for (const auto& buffer : contents.buffers) {
         text += fmt::format(" {:x}", sum_of(buffer.tensor));
@@ -306,6 +299,9 @@ ckpt::Manifest CheckpointSaver::manifest_of(const CheckpointContents& contents, 
       manifest.tensors.push_back(
           {model_tensor(name), checkpoint_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
     }
+  }
+  for (const auto& buffer : contents.buffers) {
+    manifest.attributes["kind." + buffer.name] = "buffer";
   }
   for (const auto& [other, first] : contents.aliases) {
     manifest.attributes["alias." + other] = first;

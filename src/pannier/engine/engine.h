@@ -8,8 +8,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "pannier/engine/config.h"
@@ -51,6 +53,15 @@ class Engine {
   /// call out of order, and LossScaleError.
   StepOutcome step();
 
+  /// Saves everything that a resume needs: folder/tag, "global_step" and the step where no tag is given. `client_state`
+  /// comes back from load_checkpoint(). All ranks call it; see EngineCore::save_checkpoint. Returns the path.
+  std::string save_checkpoint(const std::string& folder, const std::string& tag = "",
+                              const std::map<std::string, std::string>& client_state = {}, bool save_latest = true);
+  /// Loads one, at whatever world size and stage; `frozen` and `buffers` of the request are filled in here. What
+  /// save_checkpoint() was given as `client_state` are the result's attributes. Nothing where the folder has no `latest`
+  /// and no tag was asked for. All ranks call it; see EngineCore::load_checkpoint.
+  std::optional<LoadedCheckpoint> load_checkpoint(LoadRequest request);
+
   [[nodiscard]] bool is_gradient_accumulation_boundary() const noexcept { return core_.is_boundary(); }
   [[nodiscard]] std::optional<double> grad_norm() const noexcept { return core_.grad_norm(); }
   /// The learning rate of each group that the next step uses.
@@ -64,6 +75,8 @@ class Engine {
 
  private:
   void use_schedule();
+  [[nodiscard]] std::vector<NamedTensor> frozen() const;
+  [[nodiscard]] std::vector<NamedTensor> buffers() const;
 
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<kernels::Hyperparameters> hyper_;

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "pannier/ckpt/model_export.h"
 #include "pannier/device/device.h"
 #include "pannier/engine/checkpoint.h"
 #include "pannier/engine/config.h"
@@ -147,6 +148,8 @@ class EngineCore {
   /// The opposite. All ranks call it, with the same value, or it is a ConfigError on all.
   void set_state(int parameter, const std::string& name, const at::Tensor& value);
   [[nodiscard]] std::vector<std::string> state_names() const;
+  /// Whether this engine trains the parameter of that name.
+  [[nodiscard]] bool trains(const std::string& name) const;
   /// Updates that a parameter has had.
   [[nodiscard]] std::int64_t& parameter_step(int parameter);
   /// The window's gradient so far, unscaled, fp32, averaged over ranks, all of which call it; empty when there is none.
@@ -178,6 +181,11 @@ class EngineCore {
   /// open window are dropped. Throws on every rank where one failed; before anything changed where the checkpoint is of
   /// another model, incomplete or of a newer version. Where reading fails later, nothing but another load works.
   [[nodiscard]] std::optional<LoadedCheckpoint> load_checkpoint(const LoadRequest& request);
+
+  /// Writes the model as it is, in its own type, as a Hugging Face folder, a bucket at a time. `untrained`: frozen
+  /// parameters and buffers. All ranks call it; rank 0 writes. Throws on every rank where it failed.
+  void export_model(const std::string& folder, const ckpt::ModelExportOptions& options,
+                    const std::vector<NamedTensor>& untrained);
 
   /// Starts the peaks of device and host anew.
   void reset_peaks();

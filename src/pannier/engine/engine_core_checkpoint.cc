@@ -176,6 +176,15 @@ void EngineCore::take_attributes(const LoadRequest& request, const Attributes& a
   scaler_.load_state(scaler);
 }
 
+bool EngineCore::trains(const std::string& name) const {
+  for (int i = 0; parts_ != nullptr && i < parts_->parameters->num_parameters(); ++i) {
+    if (parts_->parameters->name(i) == name) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void EngineCore::require_loaded() const {
   if (!failed_load_.empty()) {
     throw ConfigError(fmt::format(
