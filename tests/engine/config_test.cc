@@ -182,6 +182,9 @@ TEST(Config, ExpandsDottedKeysAndRoundsSizes) {
               HasSubstr("fp16.enabled: given twice, dotted and nested"));
   EXPECT_THAT(error_of(R"({"zero_optimization": 3, "zero_optimization.stage": 3})"), HasSubstr("given twice"));
   EXPECT_THAT(error_of(R"({"zero.stage": 3})"), HasSubstr("zero: unknown key; did you mean zero_optimization?"));
+  const auto sizes = Config::from_text(
+      R"({"zero_optimization": {"stage": 3, "reduce_bucket_size": 7}, "zero_optimization.reduce_bucket_size": 921.6})");
+  EXPECT_EQ(sizes.zero.bucket_numel, 7);
 }
 
 TEST(Config, ReadsPanniersOwnKeys) {

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ranks import free_port
+
 TRAIN = """
 import json, sys
 import torch
@@ -210,3 +212,38 @@ assert tied["a"][0].untyped_storage().nbytes() == 8
 """
     )
     run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path)
+
+
+def test_flags_of_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, deepspeed\n"
+        "deepspeed.init_distributed()\n"
+        "path = f'out{deepspeed.comm.get_rank()}'\n"
+        "open(path, 'w').write(f'{deepspeed.comm.get_world_size()} {sys.argv[1:]}')\n"
+    )
+    (tmp_path / "hosts").write_text("# machines\nlocalhost slots=2\n")
+    for flags in (("--num_gpus", "2"), ("--hostfile", "hosts")):
+        port = str(free_port())
+        run("-m", "pannier.deepspeed", *flags, "--master_port", port, "train.py", "--lr", "3", cwd=tmp_path)
+        for rank in range(2):
+            assert (tmp_path / f"out{rank}").read_text() == "2 ['--lr', '3']"
+            (tmp_path / f"out{rank}").unlink()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--hostfile", "none", "train.py"), "can't read host file none: No such file or directory"),
+        (("--hostfile", "wrong", "train.py"), "wrong, line 1: expected a new `name slots=N`, not 'a slots=x'"),
+        (("--hostfile", "two", "train.py"), "which machine is this? Give --node_rank"),
+        (("--hostfile", "two", "--num_nodes", "3", "train.py"), "--num_nodes is 3, but two has 2 machines"),
+        (("--num_nodes", "2", "--node_rank", "0", "train.py"), "several machines need --master_addr or --hostfile"),
+        (("--num_gpus", "x", "train.py"), "invalid int value: 'x'"),
+        (("--num_gpus", "2"), "the following arguments are required: program"),
+    ],
+)
+def test_flags_that_cannot_be(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    (tmp_path / "wrong").write_text("a slots=x\n")
+    (tmp_path / "two").write_text("a slots=1\nb slots=1\n")
+    error = run("-m", "pannier.deepspeed", *flags, cwd=tmp_path, code=2).stderr
+    assert error.startswith("pannier.deepspeed: error: ") and message in error and error.count("\n") == 1

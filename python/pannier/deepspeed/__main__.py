@@ -1,4 +1,5 @@
-"""`python -m pannier.deepspeed script.py ARGUMENTS`, or `-m module ARGUMENTS`."""
+"""`python -m pannier.deepspeed script.py ARGUMENTS`, or `-m module ARGUMENTS`; with flags of DeepSpeed's launcher, several
+ranks of it."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ import sys
 from typing import NoReturn
 
 from pannier import deepspeed
+from pannier.deepspeed import launcher
 
-_USAGE = "usage: python -m pannier.deepspeed [-m MODULE | SCRIPT] ARGUMENTS..."
+_USAGE = """usage: python -m pannier.deepspeed [-m MODULE | SCRIPT] ARGUMENTS...
+       python -m pannier.deepspeed [--num_gpus N] [--num_nodes N] [--hostfile FILE] [--node_rank N] [--master_addr A]
+                                   [--master_port P] [--module] SCRIPT ARGUMENTS..."""
 
 
 def _fail(message: str) -> NoReturn:
@@ -49,6 +53,8 @@ def main() -> None:
     if not arguments or arguments in (["-m"], ["-h"], ["--help"]):
         print(_USAGE, file=sys.stderr)
         raise SystemExit(0 if arguments[:1] in (["-h"], ["--help"]) else 2)
+    if arguments[0].startswith("-") and arguments[0] != "-m":
+        launcher.main(arguments)
     deepspeed.install()
     if arguments[0] == "-m":
         _require_module(arguments[1])

@@ -45,6 +45,10 @@ bool place(Json& root, std::string_view path, Json value) {
   return true;
 }
 
+// Libraries write such sizes dotted into a configuration that may have them nested already. They tune and decide
+// nothing, and DeepSpeed does not read dotted keys, so the nested one holds.
+bool is_size(std::string_view key) { return key.ends_with("_bucket_size") || key.ends_with("_threshold"); }
+
 void expand_dotted(Json& root, Report& report) {
   std::vector<std::string> dotted;
   for (const auto& item : root.items()) {
@@ -57,6 +61,8 @@ void expand_dotted(Json& root, Report& report) {
     root.erase(key);
     if (place(root, key, std::move(value))) {
       report.notes.push_back(fmt::format("{}: a dotted key, read as nested", key));
+    } else if (is_size(key)) {
+      report.notes.push_back(fmt::format("{}: given dotted and nested; the nested one holds", key));
     } else {
       report.wrong(key, "given twice, dotted and nested");
     }
