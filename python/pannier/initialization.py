@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pannier import comm, core, devices, foreign_use, groups, lr_schedules, managed, sharded
+from pannier import comm, core, devices, early, foreign_use, groups, lr_schedules, managed, sharded
 from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
@@ -97,8 +97,10 @@ def initialize(
                 list(model.buffers()),
                 device,
                 sharded.parameters_of_units(model, list(params.values())),
+                early.shares_of(list(params.values()), trained),
                 comm.engine_group(device or _device_of(params), read.config["pannier"]["collective_timeout"]),
             )
+            early.forget(params.values())
             engine = Engine(model, read, handle, list(params.values()), wrapped, rank, world_size)
             groups.give_states(handle, states, trained)
         except Exception:

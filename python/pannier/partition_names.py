@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pannier import managed, sharded
+from pannier import early, managed, sharded
 from pannier.zero import GatheredParameters, ZeroParamStatus, was_made_under_init
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class _Coordinator:
 
 
 def _status(param: torch.nn.Parameter, index: int) -> ZeroParamStatus:
-    return ZeroParamStatus.NOT_AVAILABLE if sharded.is_away(param) else ZeroParamStatus.AVAILABLE
+    is_away = early.is_away(param) or sharded.is_away(param)
+    return ZeroParamStatus.NOT_AVAILABLE if is_away else ZeroParamStatus.AVAILABLE
 
 
 def _all_gather(param: torch.nn.Parameter, index: int) -> Any:
@@ -82,6 +83,8 @@ def _partition(param: torch.nn.Parameter, index: int) -> Any:
         for one in [param] if param_list is None else param_list:
             if (owner := managed.owner_of(one)) is not None:
                 owner[0].let_go_parameters([owner[1]])
+            elif early.is_partitioned(one):
+                early.let_go([one], None)
 
     return partition
 
@@ -103,5 +106,5 @@ def _read(name: str, read: Any, param: torch.nn.Parameter) -> Any:
     if owner is not None and owner[0].zero_optimization_stage() == 3:
         return read(param, owner[1])
     if owner is None and was_made_under_init(param):
-        return read(param, id(param))  # Whole, until an engine takes it.
+        return read(param, id(param))
     raise AttributeError(f"'{type(param).__name__}' object has no attribute '{name}': no engine partitions it")

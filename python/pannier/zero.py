@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pannier import managed, sharded
+from pannier import comm, early, managed, sharded
 
 if TYPE_CHECKING:
     from pannier.engine import Engine
@@ -44,34 +48,53 @@ def was_made_under_init(param: torch.Tensor) -> bool:
 
 
 class Init:
-    """Accepted for scripts that have it: the model is built whole, as without, and `initialize` partitions it.
+    """Builds a model in shares: with several ranks, a module's parameters are partitioned when it becomes a part of
+    another one, and those that are left when the block ends. Until `initialize` takes the model they are whole inside
+    `GatheredParameters` only. Values are rank 0's. With one rank nothing is different.
 
-    Of its arguments only `module` and `enabled` are looked at. torch's constructors are left alone.
+    All ranks build the same model. Of the arguments `module` (partitioned at once) and `enabled` are looked at. torch's
+    constructors are left alone.
     """
 
     def __init__(self, module: torch.nn.Module | None = None, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.module = module
         self.enabled = enabled
-        self._hook: RemovableHandle | None = None
-        for param in module.parameters() if module is not None and enabled else ():
-            _made[param] = True
+        self._hooks: list[RemovableHandle] = []
+        self._noted: list[weakref.ref[torch.nn.Parameter]] = []
+        if module is not None and enabled:
+            comm.ensure_group()
+            for param in module.parameters():
+                _made[param] = True
+            early.partition(module.parameters())
 
     def __enter__(self) -> Init:
         if self.enabled:
-            self._hook = register_module_parameter_registration_hook(_note_parameter)
+            comm.ensure_group()
+            self._hooks = [
+                register_module_parameter_registration_hook(self._note_parameter),
+                register_module_module_registration_hook(_partition_part),
+            ]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        noted, self._noted = self._noted, []
+        if kind is None:
+            early.partition(param for ref in noted if (param := ref()) is not None)
+
+    def _note_parameter(self, module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        if param is not None:
+            _made[param] = True
+            self._noted.append(weakref.ref(param))
 
 
-def _note_parameter(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-    if param is not None:
-        _made[param] = True
+def _partition_part(module: torch.nn.Module, name: str, part: torch.nn.Module | None) -> None:
+    if part is not None:
+        early.partition(param for param in part.parameters() if param in _made)
 
 
 class GatheredParameters:
@@ -94,8 +117,11 @@ class GatheredParameters:
         self.modifier_rank = modifier_rank
         self.enabled = enabled
         self._held: list[tuple[Engine, list[int]]] = []
+        self._early: list[torch.Tensor] = []
 
     def __enter__(self) -> None:
+        self._early = [param for param in self.params if early.is_partitioned(param)] if self.enabled else []
+        early.gather(self._early)
         for engine, indices in self._by_engine() if self.enabled else ():
             engine.hold_parameters(indices)
             self._held.append((engine, indices))
@@ -106,6 +132,8 @@ class GatheredParameters:
         for engine, indices in self._held:
             engine.let_go_parameters(indices, self.modifier_rank if kind is None else None)
         self._held = []
+        early.let_go(self._early, self.modifier_rank if kind is None else None)
+        self._early = []
 
     def _by_engine(self) -> list[tuple[Engine, list[int]]]:
         found: dict[int, tuple[Engine, list[int]]] = {}

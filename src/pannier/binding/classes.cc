@@ -97,12 +97,13 @@ EngineHolder::EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const
                            std::vector<std::string> names, std::vector<at::Tensor> parameters,
                            const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
                            std::vector<at::Tensor> buffers, const std::string& device,
-                           const std::vector<std::vector<std::int64_t>>& units,
+                           const std::vector<std::vector<std::int64_t>>& units, std::vector<at::Tensor> shares,
                            const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& ranks)
     : core(translated([&] {
         EngineInputs inputs =
             to_inputs(rule, std::move(names), std::move(parameters), group_of, groups, std::move(buffers), device);
         inputs.units = units;
+        inputs.shares = std::move(shares);
         if (ranks) {
           const double seconds = config->config.pannier.collective_timeout_seconds;
           GroupOptions options;

@@ -72,7 +72,7 @@ class EngineHolder : public torch::CustomClassHolder {
   EngineHolder(const c10::intrusive_ptr<ConfigHolder>& config, const std::string& rule, std::vector<std::string> names,
                std::vector<at::Tensor> parameters, const std::vector<std::int64_t>& group_of,
                const c10::List<Numbers>& groups, std::vector<at::Tensor> buffers, const std::string& device,
-               const std::vector<std::vector<std::int64_t>>& units,
+               const std::vector<std::vector<std::int64_t>>& units, std::vector<at::Tensor> shares,
                const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& ranks);
 
   EngineCore core;

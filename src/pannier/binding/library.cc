@@ -33,6 +33,17 @@ std::string host_report_text() {
   return text;
 }
 
+// The tensor keeps its shape; who reads it is told `message`. Views of it keep the memory.
+void take_memory(const at::Tensor& tensor, const std::string& message) {
+  const auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                             tensor.storage().nbytes(),
+                                                             at::DataPtr(nullptr, tensor.device()), nullptr, false);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_allow_tensor_metadata_change(true);
+  impl->set_storage_keep_dtype(c10::Storage(storage));
+}
+
 Numbers scaler_state(const LossScalerState& state) {
   Numbers result;
   result.insert("scale", state.scale);
@@ -81,7 +92,7 @@ void define_engine(torch::Library& library) {
   engine
       .def(torch::init<const c10::intrusive_ptr<ConfigHolder>&, std::string, std::vector<std::string>,
                        std::vector<at::Tensor>, std::vector<std::int64_t>, c10::List<Numbers>, std::vector<at::Tensor>,
-                       std::string, std::vector<std::vector<std::int64_t>>,
+                       std::string, std::vector<std::vector<std::int64_t>>, std::vector<at::Tensor>,
                        std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>>())
       .def("tick_forward",
            [](const Self& self, std::int64_t unit) {
@@ -233,6 +244,7 @@ TORCH_LIBRARY(pannier, library) {
       .def("step", &UpdateBench::step)
       .def("weights", &UpdateBench::weights)
       .def("arrays", &UpdateBench::arrays);
+  library.def("take_memory(Tensor tensor, str message) -> ()", take_memory);
   library.def("host_report() -> str", [] { return host_report_text(); });
   library.def("add_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {
     translated([&] { MemoryMeter::install().ledger().add_cap(static_cast<std::size_t>(nbytes)); });

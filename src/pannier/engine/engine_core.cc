@@ -79,6 +79,8 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   host_memory_ = std::make_unique<HostMemory>(host);
 
   std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> shares;  // Of `parameters`.
+  std::vector<at::Tensor> with_memory;
   std::vector<std::string> names;
   std::vector<std::int64_t> numels;
   UnmanagedTensors unmanaged;
@@ -86,8 +88,12 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     const at::Tensor& parameter = inputs.parameters[i];
     const bool trained = inputs.algorithm && inputs.group_of[i] >= 0 && parameter.requires_grad();
     managed_of_.push_back(trained ? static_cast<int>(parameters.size()) : -1);
+    if (!inputs.is_shared_out(i)) {
+      with_memory.push_back(parameter);
+    }
     if (trained) {
       parameters.push_back(parameter);
+      shares.push_back(inputs.is_shared_out(i) ? inputs.shares[i] : at::Tensor());
       names.push_back(inputs.names[i]);
       numels.push_back(parameter.numel());
       group_of_.push_back(inputs.group_of[i]);
@@ -112,7 +118,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   options.nvme.takes_lock = is_first_of_node(communicator_->rank());
   options.nvme.hook = inputs.disk_hook;
   plan_ = plan_memory(input);
-  require_room(input, inputs.parameters);
+  require_room(input, with_memory);
   {
     const OwnerScope scope(Owner::kParameters);
     unmanaged.move(device_->torch_device());
@@ -122,7 +128,8 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     algorithm_ = *inputs.algorithm;
     steps_.resize(parameters.size());
     parts_ = std::make_unique<Parts>(
-        build_parts(options, *device_, *host_memory_, *communicator_, std::move(parameters), std::move(names)));
+        build_parts(options, *device_, *host_memory_, *communicator_, std::move(parameters), std::move(names),
+                    std::move(shares)));
     parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
     if (parts_->pilot) {
       parts_->reducer->on_closed([pilot = parts_->pilot.get()](int bucket) { pilot->tick_backward(bucket); });

@@ -42,10 +42,18 @@ struct EngineInputs {
   /// everything below it, 0 those of no unit. Matters with stage 3. Empty: units are not known, and nobody says when
   /// they end, so all is whole from tick_forward(0) to the step.
   std::vector<std::vector<std::int64_t>> units = {};
+  /// This rank's share of each parameter that was partitioned before: flat, in the order of its memory, of one size on
+  /// all ranks, the last ones padded. An empty tensor, or none: the parameter is whole.
+  std::vector<at::Tensor> shares = {};
   /// For tests: sees what goes to and comes from the disk; must outlive the engine.
   PieceHook* disk_hook = nullptr;
   /// The ranks that train together; null: this one alone.
   std::unique_ptr<Communicator> communicator = nullptr;
+
+  /// Whether a parameter has no memory of its own, but a share on each rank.
+  [[nodiscard]] bool is_shared_out(std::size_t parameter) const {
+    return parameter < shares.size() && shares[parameter].defined() && shares[parameter].numel() > 0;
+  }
 };
 
 /// What a configuration means for the parts of an engine.

@@ -16,6 +16,7 @@ namespace pannier {
 void EngineCore::check_inputs(const EngineInputs& inputs) const {
   PANNIER_CHECK(inputs.names.size() == inputs.parameters.size() && inputs.group_of.size() == inputs.names.size(),
                 "names, parameters and groups differ in number");
+  PANNIER_CHECK(inputs.shares.empty() || inputs.shares.size() == inputs.names.size(), "shares differ in number");
   for (std::size_t i = 0; i < inputs.names.size(); ++i) {
     const at::Tensor& parameter = inputs.parameters[i];
     const std::string& name = inputs.names[i];
@@ -125,7 +126,7 @@ void EngineCore::require_separate_memory(const EngineInputs& inputs) const {
   std::vector<std::tuple<const char*, const char*, std::size_t>> ranges;
   for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
     const at::Tensor& parameter = inputs.parameters[i];
-    if (parameter.numel() > 0 && parameter.is_non_overlapping_and_dense()) {
+    if (parameter.numel() > 0 && parameter.is_non_overlapping_and_dense() && !inputs.is_shared_out(i)) {
       const auto* begin = static_cast<const char*>(parameter.data_ptr());
       ranges.emplace_back(begin, begin + parameter.nbytes(), i);
     }

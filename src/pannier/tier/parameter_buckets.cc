@@ -122,6 +122,9 @@ at::Tensor ParameterBuckets::flat_values(int parameter) const {
   const c10::NoGradGuard no_grad;
   const auto& source = parameters_[static_cast<std::size_t>(parameter)];
   const auto& strides = strides_[static_cast<std::size_t>(parameter)];
+  if (const at::Tensor values = source_ ? source_(parameter) : at::Tensor(); values.defined()) {
+    return values.narrow(0, 0, source.numel());
+  }
   if (source.is_non_overlapping_and_dense()) {
     return source.detach().as_strided({source.numel()}, {1});
   }

@@ -7,6 +7,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ class ParameterBuckets {
   ParameterBuckets(Device& device, const BucketLayout& layout, std::vector<at::Tensor> parameters,
                    std::vector<std::string> names, at::ScalarType dtype);
 
+  /// Where fill() finds the elements of a parameter that has no memory of its own: flat, in the order of its memory,
+  /// maybe with others after them; an undefined tensor: where it is.
+  void come_from(std::function<at::Tensor(int)> source) { source_ = std::move(source); }
   /// Allocates a bucket, and makes it hold its parameters, which from now on point into it. Before a parameter's old
   /// memory is let go, `keep(segment, values)` sees its values, flat in storage order and as given (so that an fp32
   /// master can be made from them), where they were. Throws torch's out-of-memory error before anything was moved.
@@ -109,6 +113,7 @@ class ParameterBuckets {
   std::vector<at::Tensor> buckets_;
   std::vector<std::int64_t> versions_;
   std::vector<c10::Storage> storages_;  ///< Each parameter's view of its bucket.
+  std::function<at::Tensor(int)> source_;
   std::vector<std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>> aliases_;  ///< Earlier ones that others kept.
 };
 

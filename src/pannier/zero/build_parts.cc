@@ -273,6 +273,23 @@ std::function<std::unique_ptr<GradientSharing>(GradientSharing::Deliver)> sharin
   };
 }
 
+// What the ranks' shares are together, padding included.
+at::Tensor joined(Communicator& communicator, Device& device, const at::Tensor& share) {
+  if (!share.defined()) {
+    return {};
+  }
+  const at::Tensor whole =
+      at::empty({share.numel() * communicator.world_size()}, share.options().device(device.torch_device()));
+  for (int rank = 0; rank < communicator.world_size(); ++rank) {
+    const at::Tensor part = whole.narrow(0, rank * share.numel(), share.numel());
+    if (rank == communicator.rank()) {
+      part.copy_(share);
+    }
+    communicator.broadcast(part, rank);
+  }
+  return whole;
+}
+
 // What the host's budget leaves holds states that would rest on the disk.
 void plan_disk(const PartsOptions& options, MemoryPlanInput& input) {
   NvmeStateOptions nvme = options.nvme;
@@ -326,7 +343,8 @@ Parts::~Parts() {
 }
 
 Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
-                  std::vector<at::Tensor> parameters, std::vector<std::string> names) {
+                  std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                  std::vector<at::Tensor> shares) {
   PANNIER_CHECK(0 <= options.stage && options.stage <= 3, fmt::format("stage {}", options.stage));
   std::vector<std::int64_t> numels;
   for (const auto& parameter : parameters) {
@@ -351,7 +369,11 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
       UpdatePipelineParts{device, *parts.shards, communicator, *parts.exchange, *parts.parameters, *parts.residence,
                           *parts.gradients, *parts.routes, options.algorithm, state_format_of(options.dtype),
                           kernels::state_names(options.algorithm, options.momentum), options.initial_state1});
+  parts.parameters->come_from([&](int parameter) {
+    return joined(communicator, device, shares.empty() ? at::Tensor() : shares[static_cast<std::size_t>(parameter)]);
+  });
   parts.pipeline->initialize();
+  parts.parameters->come_from(nullptr);
   parts.reducer = std::make_unique<GradientReducer>(GradientReducerParts{
       device, *parts.shards, *parts.parameters, *parts.gradients, communicator, *parts.judge,
       sharing_of(options, device, parts), parts.gatherer != nullptr && communicator.world_size() > 1});

@@ -94,11 +94,12 @@ struct Parts {
 [[nodiscard]] MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
                                          std::size_t unmanaged_nbytes, int rank, int world_size);
 
-/// Builds the parts for these parameters and moves them into their buckets, with the values that rank 0 gives.
+/// Builds the parts for these parameters and moves them into their buckets, with the values that rank 0 gives. Where a
+/// parameter's share is defined, its values are those of all ranks' shares, one after the other.
 /// `device`, `memory` and `communicator` must outlive the parts. Throws ConfigError, OutOfMemoryError, CollectiveError
 /// or torch's out-of-memory error.
 [[nodiscard]] Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory,
-                                Communicator& communicator, std::vector<at::Tensor> parameters,
-                                std::vector<std::string> names);
+                                Communicator& communicator, std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                                std::vector<at::Tensor> shares = {});
 
 }  // namespace pannier
