@@ -328,13 +328,12 @@ def test_a_custom_load_function_gets_the_state_dict(saved: pathlib.Path) -> None
 
 
 def test_another_model_is_refused_by_name_and_loads_in_part(saved: pathlib.Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
     engine, *_ = pannier.initialize(model=model, config=config(OPTIMIZERS["AdamW"][0]))
-    before = engine.module[1].weight.detach().clone()
-    with pytest.raises(pannier.ConfigError, match="of another model") as caught:
+    before = engine.module[0].weight.detach().clone()
+    with pytest.raises(pannier.ConfigError, match="of another model: it has no 2.weight, 2.bias; this model has no 1"):
         engine.load_checkpoint(saved)
-    assert "this model has no 1.num_batches_tracked" in str(caught.value) or "1.running_mean" in str(caught.value)
-    assert torch.equal(engine.module[1].weight, before)
+    assert torch.equal(engine.module[0].weight, before)
     model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6))
     engine, *_ = pannier.initialize(model=model, config=config(OPTIMIZERS["AdamW"][0]))
     with pytest.raises(pannier.ConfigError, match=r"'model.0.weight' has shape \[6, 4\], the model's has \[6, 5\]"):
@@ -537,10 +536,9 @@ def test_a_flipped_bit_is_found_and_the_engine_says_so_until_a_good_load(saved: 
 
 def test_tags_cannot_leave_the_folder(saved: pathlib.Path) -> None:
     engine = small_engine()
-    for tag in ("../x", "..", "a/b", "", "nul\0"):
-        if tag:
-            with pytest.raises(pannier.ConfigError, match="letters, digits"):
-                engine.save_checkpoint(saved, tag=tag)
+    for tag in ("../x", "..", "a/b", "a b"):
+        with pytest.raises(pannier.ConfigError, match="letters, digits"):
+            engine.save_checkpoint(saved, tag=tag)
 
 
 def test_a_folder_that_cannot_be_is_an_error(tmp_path: pathlib.Path) -> None:
