@@ -31,7 +31,8 @@ CheckpointReader make_checkpoint(const std::string& path) {
                              {"model.long", DType::kF32, {kChunkElements + 3}},
                              {"model.none", DType::kF32, {0, 4}},
                              {"model.count", DType::kF32, {2}}});
-  for (const std::int64_t numel : {std::int64_t{6}, std::int64_t{6}, kChunkElements + 3, std::int64_t{0}, std::int64_t{2}}) {
+  for (const std::int64_t numel :
+       {std::int64_t{6}, std::int64_t{6}, kChunkElements + 3, std::int64_t{0}, std::int64_t{2}}) {
     const auto values = counting(numel);
     builder.write(std::as_bytes(std::span(values)));
   }

@@ -92,5 +92,25 @@ TEST(FirstDifference, ShowsWhereALongLineDiffers) {
   EXPECT_EQ(first_difference("a", "a", "A", "B"), "");
 }
 
+TEST(Agreement, SharesEveryRanksText) {
+  const auto errors = errors_of<std::exception>(3, [](Agreement& agreement, int rank) {
+    const auto texts = agreement.share_texts("a tag", "of\n" + std::to_string(rank));
+    EXPECT_THAT(texts, ::testing::ElementsAre("of\n0", "of\n1", "of\n2"));
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
+TEST(Agreement, SharingNamesRanksThatHaveNotCome) {
+  const auto body = [](Agreement& agreement, int rank) {
+    if (rank != 1) {
+      (void)agreement.share_texts("a tag", "x");
+    }
+  };
+  const auto errors = errors_of<CollectiveError>(3, body, std::chrono::milliseconds(200));
+  EXPECT_THAT(errors[0], HasSubstr("sharing a tag over ranks: rank 1 has not come after 0.2 s"));
+  EXPECT_EQ(errors[1], "");
+  EXPECT_THAT(errors[2], HasSubstr("rank 1 has not come"));
+}
+
 }  // namespace
 }  // namespace pannier

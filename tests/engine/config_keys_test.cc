@@ -139,8 +139,7 @@ TEST(UnusedKeys, AreCheckedAndNotedWhereTheyAskForSomething) {
                            "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e9,
                                                  "offload_optimizer": {"device": "cpu", "pin_memory": true}}})"),
               AllOf(HasSubstr("accepted, but this version does nothing with: "), HasSubstr("wall_clock_breakdown"),
-                    HasSubstr("steps_per_print"),
-                    HasSubstr("zero_optimization.stage3_max_live_parameters"),
+                    HasSubstr("steps_per_print"), HasSubstr("zero_optimization.stage3_max_live_parameters"),
                     HasSubstr("zero_optimization.offload_optimizer.pin_memory")));
   EXPECT_EQ(notes_of(R"({"wall_clock_breakdown": false, "dump_state": false, "steps_per_print": Infinity,
                          "pannier": {"threads": 0}, "zero_optimization": {"offload_param": {"pin_memory": false}}})"),

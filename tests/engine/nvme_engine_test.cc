@@ -33,6 +33,9 @@ class Borrowed final : public Communicator {
   void sum(std::span<std::int64_t> values) override { own_.sum(values); }
   void broadcast(const at::Tensor& tensor, int root) override { own_.broadcast(tensor, root); }
   void agree(const std::string& name, const std::string& value) override { own_.agree(name, value); }
+  [[nodiscard]] std::vector<std::string> share_texts(const std::string& name, const std::string& text) override {
+    return own_.share_texts(name, text);
+  }
   void report_failure(const std::string& message) override { own_.report_failure(message); }
   void check() override { own_.check(); }
   void explain_failures(std::function<std::string(const std::string& message)> explain) override {

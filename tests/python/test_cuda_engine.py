@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pathlib
 from typing import Any
 
 import pytest
@@ -94,6 +95,21 @@ def test_parameters_in_host_memory_change_no_bit_and_take_less_of_the_gpu(home: 
         assert torch.cuda.memory_allocated() <= before + 2**20
     assert same(*results)
     assert resting[1] <= resting[0] / 7, "the window, and a bucket that may still be on its way down"
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_states_on_a_disk_change_no_bit(stage: int, tmp_path: pathlib.Path) -> None:
+    results = []
+    disk = {"device": "nvme", "nvme_path": str(tmp_path), "buffer_count": 2, "buffer_size": 2**20}
+    for offload in ({"device": "cpu"}, disk):
+        model = make_model()
+        engine = make_engine(model, zero={"stage": stage, "offload_optimizer": offload})
+        for _ in range(4):
+            step(engine)
+        results.append([value.cpu() for value in model.state_dict().values()])
+        engine.destroy()
+    assert same(*results)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_buffers_that_share_memory_share_it_on_the_gpu_too() -> None:

@@ -219,6 +219,42 @@ def test_edits_and_states_that_are_set_count(tmp_path: pathlib.Path) -> None:
     assert differing(*results) == []
 
 
+def test_a_run_is_saved_and_goes_on_at_every_home(tmp_path: pathlib.Path) -> None:
+    """Saved with states on a disk, loaded with them there and in host memory, trained on: the bits of one long run."""
+    disk, saved = tmp_path / "disk", str(tmp_path / "saved")
+    disk.mkdir()
+    homes = [{"device": "cpu"}, home(disk)]
+
+    def started(offload: dict[str, Any]) -> tuple[pannier.Engine, Zoo]:
+        model = Zoo()
+        settings = config(OPTIMIZERS["AdamW"][0], dtype="bf16", zero={"offload_optimizer": offload})
+        return pannier.initialize(model=model, config=settings)[0], model
+
+    def train(engine: pannier.Engine, steps: range) -> None:
+        for index in steps:
+            engine.backward(engine(gradients(index, 0, torch.bfloat16)))
+            engine.step()
+
+    def masters(engine: pannier.Engine, model: Zoo) -> State:
+        result = {name: pannier.safe_get_full_fp32_param(param) for name, param in model.named_parameters() if param.requires_grad}
+        engine.destroy()
+        return result
+
+    engine, model = started(homes[0])
+    train(engine, range(6))
+    want = masters(engine, model)
+    engine, model = started(homes[1])
+    train(engine, range(3))
+    engine.save_checkpoint(saved)
+    train(engine, range(3, 6))
+    assert differing(want, masters(engine, model)) == []
+    for offload in homes:
+        engine, model = started(offload)
+        engine.load_checkpoint(saved)
+        train(engine, range(3, 6))
+        assert differing(want, masters(engine, model)) == [], offload
+
+
 @pytest.mark.parametrize("kind", ["missing", "file", "odd"])
 def test_a_folder_that_cannot_be_used_is_named_and_nothing_changes(kind: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "states"
@@ -297,6 +333,26 @@ def test_a_run_that_was_killed_is_followed_by_another(tmp_path: pathlib.Path) ->
     step(engine)
     engine.destroy()
     assert list(tmp_path.iterdir()) == []
+
+
+@program
+def initialize_only(rank: int, world: int, path: str) -> str:
+    """What a rank says when the folder is somebody else's."""
+    try:
+        wide(pathlib.Path(path), 1 << 16, home(path))
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    return "began"
+
+
+def test_ranks_are_refused_together(tmp_path: pathlib.Path) -> None:
+    process = begin(tmp_path)
+    try:
+        for ended in ranks.run(__file__, "initialize_only", 2, str(tmp_path)):
+            assert str(tmp_path) in ended.result and str(process.pid) in ended.result
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_second_run_is_refused_and_names_the_first(tmp_path: pathlib.Path) -> None:

@@ -293,6 +293,18 @@ TEST_P(NvmeStates, ASecondRunIsRefusedAndNamesTheFirst) {
             0);
 }
 
+TEST_P(NvmeStates, SayBytesWantedAndFreeWhenThereIsNoRoomAndTakeNoMemory) {
+  try {
+    NvmeStateStore store(memory_, kBf16, {std::int64_t{1} << 42}, {.folders = {folder_.path()}});
+    ADD_FAILURE() << "48 TiB were set aside";
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.error_number(), ENOSPC);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(folder_.path()), HasSubstr("free")));
+  }
+  EXPECT_EQ(memory_.peak_bytes(), 0U);
+  EXPECT_THAT(folder_.names(), IsEmpty());
+}
+
 TEST_P(NvmeStates, SayWhatABufferMustHold) {
   NvmeStateOptions small = options();
   small.buffer_nbytes = 2 * kChunkBytes - 1;

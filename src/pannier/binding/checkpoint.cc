@@ -73,8 +73,8 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
            })
       .def("load_checkpoint",
            [](const Self& self, const std::string& folder, const std::string& tag, bool strict, bool optimizer_states,
-              bool module_only, bool parameters, const Names& frozen_names, const Tensors& frozen, const Names& buffer_names,
-              const Tensors& buffers) {
+              bool module_only, bool parameters, const Names& frozen_names, const Tensors& frozen,
+              const Names& buffer_names, const Tensors& buffers) {
              return translated([&]() -> Loaded {
                const auto loaded = self->core.load_checkpoint({.folder = folder,
                                                                .tag = tag,
@@ -97,9 +97,9 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
       .def("export_model", [](const Self& self, const std::string& folder, const std::string& name,
                               std::int64_t max_shard_nbytes, const Names& names, const Tensors& tensors) {
         translated([&] {
-          self->core.export_model(
-              folder, {.max_shard_nbytes = static_cast<std::uint64_t>(max_shard_nbytes), .name = name},
-              named(names, tensors));
+          self->core.export_model(folder,
+                                  {.max_shard_nbytes = static_cast<std::uint64_t>(max_shard_nbytes), .name = name},
+                                  named(names, tensors));
         });
       });
 }

@@ -61,8 +61,9 @@ void CheckpointReader::read(const std::string& tensor, std::int64_t begin, std::
       std::upper_bound(list.begin(), list.end(), begin, [](std::int64_t at, const auto* s) { return at < s->end; });
   for (std::int64_t at = begin; at < end; ++shard) {
     const std::int64_t stop = std::min(end, (*shard)->end);
-    read_shard(**shard, *info, at,
-               bytes.subspan(static_cast<std::size_t>(at - begin) * width, static_cast<std::size_t>(stop - at) * width));
+    read_shard(
+        **shard, *info, at,
+        bytes.subspan(static_cast<std::size_t>(at - begin) * width, static_cast<std::size_t>(stop - at) * width));
     at = stop;
   }
 }

@@ -72,8 +72,8 @@ std::vector<std::byte> in_rows(const std::vector<std::byte>& stored, const Turne
   std::vector<std::byte> rows(stored.size());
   std::vector<std::int64_t> at(turned.sizes.size());
   for (std::size_t i = 0; i < stored.size() / width; ++i) {
-    const auto from = static_cast<std::size_t>(
-        std::inner_product(at.begin(), at.end(), turned.strides.begin(), std::int64_t{0}));
+    const auto from =
+        static_cast<std::size_t>(std::inner_product(at.begin(), at.end(), turned.strides.begin(), std::int64_t{0}));
     std::memcpy(rows.data() + i * width, stored.data() + from * width, width);
     for (std::size_t d = at.size(); d-- > 0 && ++at[d] == turned.sizes[d];) {
       at[d] = 0;
@@ -141,7 +141,8 @@ void convert_values(std::span<const float> values, DType type, std::vector<std::
     kernels::to_fp16(values.data(), reinterpret_cast<std::uint16_t*>(bytes.data()), numel, serial_for);
   } else if (type == DType::kBF16) {
     std::vector<std::int16_t> rest(values.size());
-    kernels::split_master(values.data(), reinterpret_cast<std::uint16_t*>(bytes.data()), rest.data(), numel, serial_for);
+    kernels::split_master(values.data(), reinterpret_cast<std::uint16_t*>(bytes.data()), rest.data(), numel,
+                          serial_for);
   } else {
     throw ConfigError(fmt::format("a model can be written as fp32, bf16 or fp16, not as {}", dtype_name(type)));
   }

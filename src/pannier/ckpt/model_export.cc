@@ -35,8 +35,7 @@ void ModelExportOptions::validate() const {
   }
 }
 
-ModelExport::ModelExport(const SealedFolder& folder, std::vector<TensorInfo> tensors,
-                         const ModelExportOptions& options)
+ModelExport::ModelExport(const SealedFolder& folder, std::vector<TensorInfo> tensors, const ModelExportOptions& options)
     : folder_(folder), tensors_(std::move(tensors)), index_name_(options.name + ".index.json") {
   options.validate();
   std::uint64_t filled = 0;
@@ -120,23 +119,23 @@ DType export_dtype(const std::string& name) {
 }
 
 std::uint64_t parse_size(const std::string& text) {
-  static constexpr std::array<std::pair<std::string_view, std::uint64_t>, 9> kUnits{
-      {{"", 1},
-       {"B", 1},
-       {"KB", 1'000},
-       {"MB", 1'000'000},
-       {"GB", 1'000'000'000},
-       {"TB", 1'000'000'000'000},
-       {"KIB", std::uint64_t{1} << 10},
-       {"MIB", std::uint64_t{1} << 20},
-       {"GIB", std::uint64_t{1} << 30}}};
+  static constexpr std::array<std::pair<std::string_view, std::uint64_t>, 9> kUnits{{{"", 1},
+                                                                                     {"B", 1},
+                                                                                     {"KB", 1'000},
+                                                                                     {"MB", 1'000'000},
+                                                                                     {"GB", 1'000'000'000},
+                                                                                     {"TB", 1'000'000'000'000},
+                                                                                     {"KIB", std::uint64_t{1} << 10},
+                                                                                     {"MIB", std::uint64_t{1} << 20},
+                                                                                     {"GIB", std::uint64_t{1} << 30}}};
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   std::string unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
   const auto* const found =
       std::find_if(kUnits.begin(), kUnits.end(), [&](const auto& each) { return each.first == unit; });
-  if (error != std::errc() || found == kUnits.end() || number == 0 || number > (std::uint64_t{1} << 62) / found->second) {
+  if (error != std::errc() || found == kUnits.end() || number == 0 ||
+      number > (std::uint64_t{1} << 62) / found->second) {
     throw ConfigError(fmt::format("'{}' is no size; write 5GB, 500MB, 2GiB or a number of bytes", text));
   }
   return number * found->second;

@@ -113,9 +113,7 @@ Share write_extra(const SealedFolder& folder, const std::string& file, int rank,
     writer.write(i, 0, tensors[i].bytes);
   }
   writer.finish();
-  return {.files = {{file, writer.file_nbytes()}},
-          .shards = {},
-          .extras = {{rank, file, file_checksum(folder, file)}}};
+  return {.files = {{file, writer.file_nbytes()}}, .shards = {}, .extras = {{rank, file, file_checksum(folder, file)}}};
 }
 
 }  // namespace pannier::ckpt

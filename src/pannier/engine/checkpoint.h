@@ -1,5 +1,5 @@
-// What goes into a checkpoint and comes out of one, as EngineCore's callers see it. What the engine itself holds (master
-// weights, moments, step counts, loss scale, counters, random numbers) needs no mention.
+// What goes into a checkpoint and comes out of one, as EngineCore's callers see it. What the engine itself holds
+// (master weights, moments, step counts, loss scale, counters, random numbers) needs no mention.
 //
 // Tensors are called "model.NAME" and "optimizer.STATE.NAME". Those of trained parameters are fp32; a tensor of another
 // memory order than its shape's (a transposed one) is stored in its own, and "order.NAME" says which.
@@ -28,10 +28,10 @@ using NamedBytes = std::map<std::string, at::Tensor>;
 
 /// What a caller's checkpoint holds beside the engine's own.
 struct CheckpointContents {
-  std::vector<kernels::Hyperparameters> groups = {};  ///< Values of the parameter groups.
-  std::vector<NamedTensor> frozen = {};               ///< Parameters that are not trained; the same on all ranks.
-  std::vector<NamedTensor> buffers = {};              ///< May differ between ranks.
-  std::map<std::string, std::string> aliases = {};    ///< Other names of tied tensors: other name to first name.
+  std::vector<kernels::Hyperparameters> groups = {};   ///< Values of the parameter groups.
+  std::vector<NamedTensor> frozen = {};                ///< Parameters that are not trained; the same on all ranks.
+  std::vector<NamedTensor> buffers = {};               ///< May differ between ranks.
+  std::map<std::string, std::string> aliases = {};     ///< Other names of tied tensors: other name to first name.
   std::map<std::string, std::string> attributes = {};  ///< Whatever else; rank 0's counts.
   NamedBytes bytes = {};                               ///< Whatever else, of each rank its own.
   bool excludes_frozen = false;                        ///< `frozen` is empty because nobody wants it.
@@ -58,14 +58,14 @@ struct LoadRequest {
 
 /// What came of it.
 struct LoadedCheckpoint {
-  std::string path;                                ///< The tag's folder.
-  std::map<std::string, std::string> attributes;   ///< All that the checkpoint has.
-  NamedBytes common;                               ///< What rank 0 had put in.
-  NamedBytes own;                                  ///< What this rank had; empty where the world was smaller.
-  int world_size = 1;                              ///< Of the run that saved.
-  std::vector<std::string> missing;                ///< The model has them, the checkpoint does not.
-  std::vector<std::string> unexpected;             ///< The opposite.
-  std::vector<std::string> missing_states;         ///< Trained parameters whose states started anew.
+  std::string path;                               ///< The tag's folder.
+  std::map<std::string, std::string> attributes;  ///< All that the checkpoint has.
+  NamedBytes common;                              ///< What rank 0 had put in.
+  NamedBytes own;                                 ///< What this rank had; empty where the world was smaller.
+  int world_size = 1;                             ///< Of the run that saved.
+  std::vector<std::string> missing;               ///< The model has them, the checkpoint does not.
+  std::vector<std::string> unexpected;            ///< The opposite.
+  std::vector<std::string> missing_states;        ///< Trained parameters whose states started anew.
 };
 
 }  // namespace pannier

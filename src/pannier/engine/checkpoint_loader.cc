@@ -50,8 +50,8 @@ StoredValues::StoredValues(ckpt::CheckpointReader& reader, std::string tensor, c
   type_ = torch_dtype(info.dtype);
   const auto from = order_from(stored_order, info.shape.size());
   if (const auto stored = out_of_order(info.shape, from); at::IntArrayRef(stored) != sizes) {
-    throw ConfigError(fmt::format("'{}': tensor '{}' has shape {}, the model's has {}", reader.path(), tensor_, stored,
-                                  sizes.vec()));
+    throw ConfigError(
+        fmt::format("'{}': tensor '{}' has shape {}, the model's has {}", reader.path(), tensor_, stored, sizes.vec()));
   }
   if (from != order) {
     turn(from, sizes, order);
@@ -186,10 +186,10 @@ void CheckpointLoader::compare_states(const LoadRequest& request, LoadedCheckpoi
     }
   }
   if (request.strict && !loaded.missing_states.empty()) {
-    throw ConfigError(fmt::format(
-        "'{}' has no {}, which this optimizer keeps; load_optimizer_states=False loads the rest, "
-        "load_module_strict=False starts what is missing anew",
-        reader_->path(), some_of(loaded.missing_states)));
+    throw ConfigError(
+        fmt::format("'{}' has no {}, which this optimizer keeps; load_optimizer_states=False loads the rest, "
+                    "load_module_strict=False starts what is missing anew",
+                    reader_->path(), some_of(loaded.missing_states)));
   }
 }
 
@@ -241,9 +241,8 @@ void CheckpointLoader::load_parameters(const LoadRequest& request) {
 
 // What is not there starts anew.
 float CheckpointLoader::initial_value(const std::string& state) const {
-  return state == parts_->pipeline->state_names().front()
-             ? static_cast<float>(parts_->pipeline->parts().initial_state1)
-             : 0.0F;
+  return state == parts_->pipeline->state_names().front() ? static_cast<float>(parts_->pipeline->parts().initial_state1)
+                                                          : 0.0F;
 }
 
 void CheckpointLoader::load_piece(BucketStates& states, const ShardPiece& piece, const std::string& name,

@@ -1,5 +1,5 @@
-// Loads a checkpoint of any world size, stage, home and type into an engine. Every rank reads the element ranges that it
-// owns, and checks them; then ranks exchange the parameters that rest whole.
+// Loads a checkpoint of any world size, stage, home and type into an engine. Every rank reads the element ranges that
+// it owns, and checks them; then ranks exchange the parameters that rest whole.
 //  1. Ranks open the checkpoint and compare what they see, and names and shapes are held against the model's. Until
 //     here nothing has changed.
 //  2. Each rank reads.
@@ -44,8 +44,7 @@ class StoredValues {
 class CheckpointLoader {
  public:
   /// `parts` may be null: an engine that trains nothing. What it refers to must outlive it.
-  CheckpointLoader(Device& device, Communicator& ranks, Parts* parts)
-      : device_(device), ranks_(ranks), parts_(parts) {}
+  CheckpointLoader(Device& device, Communicator& ranks, Parts* parts) : device_(device), ranks_(ranks), parts_(parts) {}
 
   /// Step 1. All ranks call it. Nothing where the folder has no `latest` and no tag was asked for. Throws, on all ranks
   /// where one failed, for what is missing, broken or of another model.

@@ -15,6 +15,7 @@
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
 #include "pannier/ckpt/checkpoint_folder.h"
+#include "pannier/comm/collective_error.h"
 #include "pannier/engine/checkpoint_tensors.h"
 #include "pannier/engine/random_states.h"
 #include "pannier/engine/shared_outcome.h"
@@ -70,6 +71,8 @@ std::string CheckpointSaver::save(const SavePlace& place, const CheckpointConten
       folder.sync();
       return format_share(share);
     });
+  } catch (const CollectiveError&) {
+    throw;  // Rank 0 may have heard of all shares, and be about to name them.
   } catch (...) {
     remove_own(path, agreed);
     throw;
@@ -138,9 +141,8 @@ CheckpointSaver::Agreed CheckpointSaver::agree(const SavePlace& place, const Che
 std::string CheckpointSaver::choose_tag(const std::vector<std::string>& tags) const {
   const auto other = std::find_if(tags.begin(), tags.end(), [&](const auto& tag) { return tag != tags.front(); });
   if (other != tags.end() && validation_ != TagValidation::kIgnore) {
-    const std::string message =
-        fmt::format("save_checkpoint() was given tag '{}' on rank {}, '{}' on rank 0", *other,
-                    other - tags.begin(), tags.front());
+    const std::string message = fmt::format("save_checkpoint() was given tag '{}' on rank {}, '{}' on rank 0", *other,
+                                            other - tags.begin(), tags.front());
     if (validation_ == TagValidation::kFail) {
       throw ConfigError(message);
     }
@@ -199,8 +201,8 @@ ckpt::Share CheckpointSaver::write_share(const ckpt::SealedFolder& folder, const
   std::vector<ckpt::ShareEntry> entries = trained_entries();
   const std::vector<NamedTensor> untrained = own_untrained(contents);
   for (const auto& named : untrained) {
-    entries.push_back({model_tensor(named.name), checkpoint_dtype(named.tensor.scalar_type(), named.name), 0,
-                       named.tensor.numel()});
+    entries.push_back(
+        {model_tensor(named.name), checkpoint_dtype(named.tensor.scalar_type(), named.name), 0, named.tensor.numel()});
   }
   ckpt::ShareWriter writer(folder, ckpt::share_file_name(agreed.save, ranks_.rank(), kShareFile), std::move(entries));
   if (parts_ != nullptr) {

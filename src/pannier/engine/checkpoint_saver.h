@@ -2,7 +2,8 @@
 //  1. Ranks agree on the tag and on the name of this save, which is part of every file's name.
 //  2. Each writes its ranges of the trained parameters and their states, some of the rest, and an extra file.
 //  3. Each tells rank 0 what it has written, with checksums. All of it is durable by then.
-//  4. Rank 0 renames the manifest into place, which is the commit, then `latest`; then it removes what older saves left.
+//  4. Rank 0 renames the manifest into place, which is the commit, then `latest`; then it removes what older saves
+//  left.
 //  5. All return.
 #pragma once
 

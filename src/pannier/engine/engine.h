@@ -58,8 +58,8 @@ class Engine {
   std::string save_checkpoint(const std::string& folder, const std::string& tag = "",
                               const std::map<std::string, std::string>& client_state = {}, bool save_latest = true);
   /// Loads one, at whatever world size and stage; `frozen` and `buffers` of the request are filled in here. What
-  /// save_checkpoint() was given as `client_state` are the result's attributes. Nothing where the folder has no `latest`
-  /// and no tag was asked for. All ranks call it; see EngineCore::load_checkpoint.
+  /// save_checkpoint() was given as `client_state` are the result's attributes. Nothing where the folder has no
+  /// `latest` and no tag was asked for. All ranks call it; see EngineCore::load_checkpoint.
   std::optional<LoadedCheckpoint> load_checkpoint(LoadRequest request);
 
   [[nodiscard]] bool is_gradient_accumulation_boundary() const noexcept { return core_.is_boundary(); }

@@ -182,8 +182,8 @@ class EngineCore {
   [[nodiscard]] Communicator& communicator() noexcept { return *communicator_; }
 
   /// Saves everything that a resume needs. All ranks call it. Returns the path of the tag's folder when the checkpoint
-  /// is durable. Throws on every rank where one failed, and what was saved before is unharmed: ConfigError for a call out
-  /// of order or a tag that can't be, IoError where a disk refuses, CollectiveError where a rank does not come.
+  /// is durable. Throws on every rank where one failed, and what was saved before is unharmed: ConfigError for a call
+  /// out of order or a tag that can't be, IoError where a disk refuses, CollectiveError where a rank does not come.
   std::string save_checkpoint(SavePlace place, const CheckpointContents& contents);
   /// Loads one. All ranks call it. Nothing where the folder has no `latest` and no tag was asked for. Gradients of an
   /// open window are dropped. Throws on every rank where one failed; before anything changed where the checkpoint is of

@@ -88,9 +88,12 @@ Attributes EngineCore::own_attributes(const std::vector<kernels::Hyperparameters
 // Everything is where it rests, and nothing is on its way.
 void EngineCore::rest_for_checkpoint(const char* call) {
   require_open();
+  require_whole_step();
+  check_disk();
   require_outside_backward(call);
   if (gatherer() != nullptr && gatherer()->is_held()) {
-    throw ConfigError(fmt::format("{} inside pannier.zero.GatheredParameters is not allowed: leave its block first", call));
+    throw ConfigError(
+        fmt::format("{} inside pannier.zero.GatheredParameters is not allowed: leave its block first", call));
   }
   if (parts_ == nullptr) {
     return;
@@ -120,10 +123,11 @@ std::string EngineCore::save_checkpoint(SavePlace place, const CheckpointContent
 
 void EngineCore::require_no_window() const {
   if (parts_ != nullptr && (micro_in_window_ > 0 || has_backward_ || parts_->reducer->in_backward())) {
-    throw ConfigError(fmt::format(
-        "save_checkpoint() in the middle of an accumulation window ({} of {} micro-batches have ended): its gradients are "
-        "in no checkpoint; save after a step() that ends a window",
-        micro_in_window_, batch_.accumulation));
+    throw ConfigError(
+        fmt::format("save_checkpoint() in the middle of an accumulation window ({} of {} micro-batches have ended): "
+                    "its gradients are "
+                    "in no checkpoint; save after a step() that ends a window",
+                    micro_in_window_, batch_.accumulation));
   }
 }
 
@@ -187,10 +191,11 @@ bool EngineCore::trains(const std::string& name) const {
 
 void EngineCore::require_loaded() const {
   if (!failed_load_.empty()) {
-    throw ConfigError(fmt::format(
-        "loading '{}' failed on its way, so the engine holds a mixture of old and new values; load a checkpoint that is "
-        "complete",
-        failed_load_));
+    throw ConfigError(
+        fmt::format("loading '{}' failed on its way, so the engine holds a mixture of old and new values; load a "
+                    "checkpoint that is "
+                    "complete",
+                    failed_load_));
   }
 }
 

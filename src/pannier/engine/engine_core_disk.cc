@@ -4,9 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
 
 #include "pannier/base/error.h"
 #include "pannier/engine/engine_core.h"
@@ -26,7 +23,7 @@ void EngineCore::require_no_update() const {
   if (update_) {
     throw ConfigError(
         "backward() after a step() that an error of the disk ended before it changed anything: call step() again, or "
-        "drop its gradients with zero_grad()");
+        "drop its gradients with engine.drop_gradients()");
   }
 }
 
@@ -58,18 +55,11 @@ void EngineCore::share_disk_failure(std::exception_ptr error) {
   }
   communicator_->sum(failed);
   const auto first = std::find_if(failed.begin(), failed.end(), [](std::int64_t number) { return number != 0; });
-  if (first == failed.end()) {
-    return;
+  if (first != failed.end()) {
+    const auto rank = static_cast<std::size_t>(first - failed.begin());
+    const auto texts = communicator_->share_texts("errors of disks", text);
+    throw IoError(fmt::format("rank {}: {}", rank, texts.at(rank)), static_cast<int>(*first));
   }
-  // The text travels as numbers, to which the other ranks add nothing.
-  constexpr std::size_t kMostText = 512;
-  std::array<std::int64_t, kMostText / sizeof(std::int64_t)> words{};
-  if (const auto rank = static_cast<int>(first - failed.begin()); rank == communicator_->rank()) {
-    std::memcpy(words.data(), text.data(), std::min(text.size(), kMostText - 1));
-  }
-  communicator_->sum(words);
-  const std::string told(reinterpret_cast<const char*>(words.data()));
-  throw IoError(fmt::format("rank {}: {}", first - failed.begin(), told), static_cast<int>(*first));
 }
 
 }  // namespace pannier

@@ -57,6 +57,7 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
 }
 
 void EngineCore::open_backward() {
+  require_no_update();
   if (parts_->overlap) {
     parts_->overlap->wait_for_updates();  // New gradients go where they read theirs.
   }

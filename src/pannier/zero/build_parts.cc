@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <exception>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -215,7 +217,31 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
       }});
 }
 
-void build_nvme_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+// A folder that one rank can't use, another run's say, ends the start of all with that rank's error, before anybody
+// waits for it in a collective.
+void share_opening(Communicator& communicator, const std::function<void()>& open) {
+  std::exception_ptr error;
+  std::string text;
+  try {
+    open();
+  } catch (const IoError& caught) {
+    error = std::current_exception();
+    text = caught.what();
+  }
+  const std::vector<std::string> texts =
+      communicator.world_size() == 1 ? std::vector{text} : communicator.share_texts("opening of disks", text);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty()) {
+      throw IoError(fmt::format("rank {}: {}", rank, texts[rank]), EIO);
+    }
+  }
+}
+
+void build_nvme_home(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
+                     Parts& parts) {
   const std::vector<std::byte*> resting = resting_addresses(parts);
   NvmeStateOptions nvme = options.nvme;
   nvme.most_threads = update_threads(options, device);
@@ -223,8 +249,10 @@ void build_nvme_home(const PartsOptions& options, Device& device, HostMemory& me
                                                                                   const ElementRange& range) {
     return names_in(*shards, bucket, range, [parameters](int parameter) { return parameters->name(parameter); });
   };
-  parts.nvme_states =
-      std::make_unique<NvmeStateStore>(memory, shape_of(options), parts.shards->numels(), nvme, resting);
+  share_opening(communicator, [&] {
+    parts.nvme_states =
+        std::make_unique<NvmeStateStore>(memory, shape_of(options), parts.shards->numels(), nvme, resting);
+  });
   for (const std::string& note : parts.nvme_states->notes()) {
     log::warning(note);
   }
@@ -234,7 +262,8 @@ void build_nvme_home(const PartsOptions& options, Device& device, HostMemory& me
   build_host_way(options, device, memory, resting, parts);
 }
 
-void build_home(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+void build_home(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
+                Parts& parts) {
   parts.device_gradients =
       make_device_gradients(device, parts.layout->num_parameters(), store_options(options, parts.shards->world_size()));
   parts.device_path = make_device_path(device);
@@ -250,7 +279,7 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
   }
   parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
   if (options.optimizer_home == Home::kNvme) {
-    build_nvme_home(options, device, memory, parts);
+    build_nvme_home(options, device, memory, communicator, parts);
     *parts.routes = UpdateRoutes(chosen, on_device, {}, {parts.nvme_states.get(), parts.host_path.get()});
     return;
   }
@@ -363,7 +392,7 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
     parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
   }
   build_residence(options, device, memory, parts);
-  build_home(options, device, memory, parts);
+  build_home(options, device, memory, communicator, parts);
   parts.judge = device.make_judge();
   parts.pipeline = std::make_unique<UpdatePipeline>(
       UpdatePipelineParts{device, *parts.shards, communicator, *parts.exchange, *parts.parameters, *parts.residence,
