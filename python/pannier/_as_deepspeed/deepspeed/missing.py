@@ -13,7 +13,7 @@ _TRAINING_ONLY = "Pannier trains; evaluate with the module itself"
 _INSTEAD = {
     "deepspeed.autotuning": "the planner measures and chooses; `pannier plan` prints what it would do",
     "deepspeed.checkpoint.ds_to_universal": "checkpoints load with any number of ranks as they are",
-    "deepspeed.comm": "torch.distributed may have it",
+    "deepspeed.comm": "torch.distributed has no such name either",
     "deepspeed.compile": "compile the model with torch.compile before initialize() (stages 0 to 2)",
     "deepspeed.compression": "there is no compression of models",
     "deepspeed.elasticity": "start again with another number of ranks, and load the checkpoint",
