@@ -45,6 +45,7 @@ _INSTEAD = {
     "deepspeed.sequence": _NO_MODEL_PARALLELISM,
     "deepspeed.tp_model_init": _NO_MODEL_PARALLELISM,
     "deepspeed.utils.groups": "torch.distributed has the groups; there is only data parallelism",
+    "deepspeed.utils.is_initialized": "use deepspeed.comm.is_initialized()",
     "deepspeed.zero": "see docs/migrate.md",
 }
 
@@ -54,6 +55,11 @@ def explain(name: str) -> str:
     found = max((known for known in _INSTEAD if name.startswith(known)), key=len, default=None)
     instead = "see docs/migrate.md" if found is None else _INSTEAD[found]
     return f"`deepspeed` is Pannier here, which has no {name}: {instead}"
+
+
+def is_explained(name: str) -> bool:
+    """Whether a name is known to be absent."""
+    return any(name.startswith(known) for known in _INSTEAD)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
