@@ -47,7 +47,7 @@ def save(rank: int, world: int, folder: str) -> Any:
 def load(rank: int, world: int, folder: str) -> Any:
     found = []
     for saved in CELLS:
-        for stage, home in {saved, (2, "cpu"), (3, "none")}:
+        for stage, home in sorted({saved, (2, "cpu"), (3, "none")}):
             engine = engine_of(stage, home)
             engine.load_checkpoint(f"{folder}/{saved[0]}{saved[1]}")
             before = weight(engine)
