@@ -305,7 +305,9 @@ def state_dict_of(folder: str | os.PathLike[str], tag: Any = None) -> dict[str, 
 
 
 def _say_nothing_was_loaded(folder: Any) -> None:
-    _log.warning("%s has no file 'latest', and no tag was given: nothing was loaded", folder)
+    tags = sorted(path.parent.name for path in pathlib.Path(folder).glob("*/manifest.json"))
+    there = f"give one of the tags that are there: {', '.join(tags)}" if tags else "there is no tag in it"
+    _log.warning("%s has no file 'latest', and no tag was given: nothing was loaded; %s", folder, there)
 
 
 def _persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -335,6 +335,47 @@ def test_adapters_train_over_a_frozen_base() -> None:
         assert row["moved"] and row["base"] and row["pannier"]
 
 
+def kept() -> Any:
+    """Saving, resuming and the best model: a run that is cut in two is the run that is not."""
+    from transformers import AutoModelForCausalLM
+
+    results = {}
+    for stage, home in ((2, "cpu"), (3, "none"), (3, "param")):
+        folder = tempfile.mkdtemp()
+        keeping = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
+        keeping.update(max_steps=8, save_total_limit=2, load_best_model_at_end=True, metric_for_best_model="loss")
+        whole = trainer(settings(stage, home), output_dir=folder, **keeping)
+        whole.train()
+        whole_losses, best = losses(whole), whole.state.best_model_checkpoint
+        evaluated = {entry["step"]: entry["eval_loss"] for entry in whole.state.log_history if "eval_loss" in entry}
+        whole.save_model(folder + "/final")
+        final, best_loss = digest(whole.model), whole.evaluate()["eval_loss"]
+        whole.model_wrapped.destroy()
+        del whole
+        loaded = digest(AutoModelForCausalLM.from_pretrained(folder + "/final"))
+        again = trainer(settings(stage, home), output_dir=folder, **{**keeping, "load_best_model_at_end": False})
+        again.train(resume_from_checkpoint=folder + "/checkpoint-4")
+        results[f"{stage} {home}"] = {
+            "losses": whole_losses,
+            "resumed": losses(again),
+            "steps": again.model_wrapped.global_steps,
+            "is_best": pathlib.Path(best).name == f"checkpoint-{min(evaluated, key=lambda step: evaluated[step])}",
+            "best_is_back": abs(best_loss - min(evaluated.values())) < 1e-6,
+            "loaded": loaded == final,
+            "pannier": ran_pannier(again),
+        }
+        again.model_wrapped.destroy()
+    return results
+
+
+def test_saving_resuming_and_the_best_model() -> None:
+    (results,) = frameworks.run(__file__, "kept")
+    for row in results.values():
+        assert row["pannier"] and row["is_best"] and row["best_is_back"] and row["loaded"] and row["steps"] == 8, row
+        assert row["resumed"] == row["losses"], row  # The log's first half comes from the checkpoint, the rest was trained.
+    assert len({json.dumps(row) for row in results.values()}) == 1, results
+
+
 def of_the_command_line(path: str) -> Any:
     """The arguments of a script that parses them: `--deepspeed FILE`."""
     from transformers import HfArgumentParser, Trainer, TrainingArguments
@@ -357,7 +398,7 @@ def test_configuration_file_of_the_command_line(tmp_path: pathlib.Path) -> None:
 
 PROGRAMS = {
     body.__name__: body
-    for body in (same_losses, two_ranks, in_between, smaller_batches, pretrained, adapters, of_the_command_line)
+    for body in (same_losses, two_ranks, in_between, smaller_batches, pretrained, adapters, kept, of_the_command_line)
 }
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def test_memory_is_that_of_the_format_and_stays(dtype: str) -> None:
     assert result["host"] <= 18, result
     assert result["beyond"] <= 256 * MIB, result
     assert abs(result["steps"]) <= 0.01, result
-    assert result["cycles"][-1] - result["cycles"][2] <= 10 * MIB, result
+    # What is free for reuse comes and goes; the most that is held does not grow.
+    assert max(result["cycles"][6:]) - max(result["cycles"][2:6]) <= 10 * MIB, result
 
 
 def shares(rank: int, world: int) -> int:

@@ -13,7 +13,7 @@ _TRAINING_ONLY = "Pannier trains; evaluate with the module itself"
 _INSTEAD = {
     "deepspeed.autotuning": "the planner measures and chooses; `pannier plan` prints what it would do",
     "deepspeed.checkpoint.ds_to_universal": "checkpoints load with any number of ranks as they are",
-    "deepspeed.comm": "torch.distributed may have it",
+    "deepspeed.comm": "torch.distributed has no such name either",
     "deepspeed.compile": "compile the model with torch.compile before initialize() (stages 0 to 2)",
     "deepspeed.compression": "there is no compression of models",
     "deepspeed.elasticity": "start again with another number of ranks, and load the checkpoint",
@@ -45,6 +45,7 @@ _INSTEAD = {
     "deepspeed.sequence": _NO_MODEL_PARALLELISM,
     "deepspeed.tp_model_init": _NO_MODEL_PARALLELISM,
     "deepspeed.utils.groups": "torch.distributed has the groups; there is only data parallelism",
+    "deepspeed.utils.is_initialized": "use deepspeed.comm.is_initialized()",
     "deepspeed.zero": "see docs/migrate.md",
 }
 
@@ -54,6 +55,11 @@ def explain(name: str) -> str:
     found = max((known for known in _INSTEAD if name.startswith(known)), key=len, default=None)
     instead = "see docs/migrate.md" if found is None else _INSTEAD[found]
     return f"`deepspeed` is Pannier here, which has no {name}: {instead}"
+
+
+def is_explained(name: str) -> bool:
+    """Whether a name is known to be absent."""
+    return any(name.startswith(known) for known in _INSTEAD)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
