@@ -139,7 +139,7 @@ class EngineCore {
   }
   /// Micro-batches that step() has ended in the open window.
   [[nodiscard]] std::int64_t pending_micro_batches() const noexcept { return micro_in_window_; }
-  void set_batch(const BatchSizes& batch);
+  void set_batch(const BatchSizes& batch) { batch_ = batch; }
   [[nodiscard]] const BatchSizes& batch() const noexcept { return batch_; }
 
   [[nodiscard]] const Counters& counters() const noexcept { return counters_; }

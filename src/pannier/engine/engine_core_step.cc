@@ -22,8 +22,6 @@ bool EngineCore::is_boundary() const noexcept {
   return boundary_.value_or(!config_.managed_gradient_accumulation || micro_in_window_ + 1 >= batch_.accumulation);
 }
 
-void EngineCore::set_batch(const BatchSizes& batch) { batch_ = batch; }
-
 std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& loss, bool scale_by_accumulation) {
   require_open();
   require_loaded();
