@@ -6,7 +6,7 @@
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
-#include "pannier/io/staging.h"
+#include "pannier/io/extent_table.h"
 #include "pannier/layout/bucket_layout.h"
 
 namespace pannier {
