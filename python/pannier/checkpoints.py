@@ -171,8 +171,8 @@ class Checkpoints:
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, torch.Tensor]:
         """The module's state dict on rank 0's CPU, in its own type, a parameter at a time; every rank calls it."""
-        first: dict[int, torch.Tensor] = {}
-        state: dict[str, torch.Tensor] = {}
+        first: dict[int, torch.Tensor | None] = {}  # On all ranks, since all hold a tied parameter once.
+        state: dict[str, Any] = {}
         frozen = self._untrained()[0] if exclude_frozen_parameters else {}
         tensors = [*self.module.named_parameters(remove_duplicate=False), *_persistent_buffers(self.module)]
         index_of = {id(param): index for index, param in enumerate(self._params)}
@@ -182,8 +182,7 @@ class Checkpoints:
             if id(tensor) not in first:
                 held = [index_of[id(tensor)]] if id(tensor) in index_of else []
                 self.hold_parameters(held)
-                if self.global_rank == 0:
-                    first[id(tensor)] = tensor.detach().to("cpu", copy=True)
+                first[id(tensor)] = tensor.detach().to("cpu", copy=True) if self.global_rank == 0 else None
                 self.let_go_parameters(held)
             if self.global_rank == 0:
                 state[name] = first[id(tensor)]

@@ -18,7 +18,7 @@ constexpr const char* kConfig = R"({"train_batch_size": 2, "bf16": {"enabled": t
     "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20}},
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})";
 
-struct Run {
+struct Training {
   torch::nn::Sequential model{torch::nn::Linear(8, 16), torch::nn::Linear(16, 1)};
   std::unique_ptr<Engine> engine = initialize(model, Config::from_text(kConfig));
 
@@ -42,15 +42,15 @@ struct Run {
 TEST(EngineCheckpoint, ResumesAsIfNeverInterrupted) {
   const TemporaryFolder folder;
   torch::manual_seed(3);
-  Run first;
+  Training first;
   first.step();
   first.step();
   EXPECT_EQ(first.engine->save_checkpoint(folder.path(), "", {{"epoch", "4"}}), folder.path() + "/global_step2");
   first.step();
 
   torch::manual_seed(77);
-  Run second;
-  const auto loaded = second.engine->load_checkpoint({.folder = folder.path()});
+  Training second;
+  const auto loaded = second.engine->load_checkpoint({.folder = folder.path(), .tag = ""});
   ASSERT_TRUE(loaded);
   EXPECT_EQ(loaded->attributes.at("epoch"), "4");
   EXPECT_EQ(second.engine->counters().global_steps, 2);
@@ -65,8 +65,8 @@ TEST(EngineCheckpoint, ResumesAsIfNeverInterrupted) {
 
 TEST(EngineCheckpoint, SaysWhatIsMissing) {
   const TemporaryFolder folder;
-  Run run;
-  EXPECT_FALSE(run.engine->load_checkpoint({.folder = folder.path()}));
+  Training run;
+  EXPECT_FALSE(run.engine->load_checkpoint({.folder = folder.path(), .tag = ""}));
   EXPECT_THROW((void)run.engine->load_checkpoint({.folder = folder.path(), .tag = "none"}), IoError);
 }
 

@@ -1,7 +1,9 @@
 // A folder for one test, on a real disk, removed with all that is in it.
 #pragma once
 
+#include <ftw.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,8 +30,10 @@ class TemporaryFolder {
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   ~TemporaryFolder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
+    // Not remove_all: beside torch, the one of torch's own libraries is called, and fails in a folder within a folder.
+    ::nftw(
+        path_.c_str(), [](const char* name, const struct stat*, int, FTW*) { return std::remove(name); }, 16,
+        FTW_DEPTH | FTW_PHYS);
   }
 
   const std::string& path() const { return path_; }
