@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
+import torch.distributed
+
 WATCHDOG = 300.0
 Program = Callable[[int, int], Any]
 
@@ -81,3 +83,5 @@ def main(programs: dict[str, Program]) -> None:
     program, *arguments = sys.argv[1:]
     result = programs[program](int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), *arguments)
     print(json.dumps(result), flush=True)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # Left to the process's end, torch's own threads may abort it.

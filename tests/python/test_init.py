@@ -147,7 +147,7 @@ def test_a_rank_holds_its_share_while_the_model_is_built(world: int) -> None:
     layer = 4 * 512 * 512
     for ended in ranks.run(__file__, "memory", world):
         held, peak = ended.result
-        assert held <= 16 * layer / world * 1.02
+        assert held <= 16 * layer / world + layer, "and what the last exchange may still hold"
         assert peak <= held + 3 * layer, "one layer, its values on the way, and its share"
 
 

@@ -35,9 +35,9 @@ std::string host_report_text() {
 
 // The tensor keeps its shape; who reads it is told `message`. Views of it keep the memory.
 void take_memory(const at::Tensor& tensor, const std::string& message) {
-  const auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                             tensor.storage().nbytes(),
-                                                             at::DataPtr(nullptr, tensor.device()), nullptr, false);
+  const auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(),
+                                            at::DataPtr(nullptr, tensor.device()), nullptr, false);
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   impl->set_allow_tensor_metadata_change(true);

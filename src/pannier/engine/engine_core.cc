@@ -127,9 +127,8 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   if (inputs.algorithm) {
     algorithm_ = *inputs.algorithm;
     steps_.resize(parameters.size());
-    parts_ = std::make_unique<Parts>(
-        build_parts(options, *device_, *host_memory_, *communicator_, std::move(parameters), std::move(names),
-                    std::move(shares)));
+    parts_ = std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, *communicator_,
+                                                 std::move(parameters), std::move(names), std::move(shares)));
     parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
     if (parts_->pilot) {
       parts_->reducer->on_closed([pilot = parts_->pilot.get()](int bucket) { pilot->tick_backward(bucket); });

@@ -102,8 +102,8 @@ class UpdatePipeline {
   [[nodiscard]] at::Tensor read(int parameter, const std::string& name);
   /// The opposite: each rank keeps its piece. Throws ConfigError where the shape differs.
   void write(int parameter, const std::string& name, const at::Tensor& value);
-  /// Ends a load: ranks exchange their pieces of the parameters that rest whole, and the versions of all are bumped. All
-  /// ranks call it.
+  /// Ends a load: ranks exchange their pieces of the parameters that rest whole, and the versions of all are bumped.
+  /// All ranks call it.
   void publish_loaded();
   /// What BucketStates works on.
   [[nodiscard]] UpdatePipelineParts& parts() noexcept { return parts_; }

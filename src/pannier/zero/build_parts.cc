@@ -273,8 +273,7 @@ Parts::~Parts() {
 }
 
 Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
-                  std::vector<at::Tensor> parameters, std::vector<std::string> names,
-                  std::vector<at::Tensor> shares) {
+                  std::vector<at::Tensor> parameters, std::vector<std::string> names, std::vector<at::Tensor> shares) {
   PANNIER_CHECK(0 <= options.stage && options.stage <= 3, fmt::format("stage {}", options.stage));
   std::vector<std::int64_t> numels;
   for (const auto& parameter : parameters) {

@@ -99,7 +99,7 @@ struct Parts {
 /// `device`, `memory` and `communicator` must outlive the parts. Throws ConfigError, OutOfMemoryError, CollectiveError
 /// or torch's out-of-memory error.
 [[nodiscard]] Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory,
-                                Communicator& communicator, std::vector<at::Tensor> parameters, std::vector<std::string> names,
-                                std::vector<at::Tensor> shares = {});
+                                Communicator& communicator, std::vector<at::Tensor> parameters,
+                                std::vector<std::string> names, std::vector<at::Tensor> shares = {});
 
 }  // namespace pannier
