@@ -66,8 +66,7 @@ class _Coordinator:
 
 
 def _status(param: torch.nn.Parameter, index: int) -> ZeroParamStatus:
-    is_away = early.is_away(param) or sharded.is_away(param)
-    return ZeroParamStatus.NOT_AVAILABLE if is_away else ZeroParamStatus.AVAILABLE
+    return ZeroParamStatus.NOT_AVAILABLE if sharded.is_away(param) else ZeroParamStatus.AVAILABLE
 
 
 def _all_gather(param: torch.nn.Parameter, index: int) -> Any:

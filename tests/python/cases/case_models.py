@@ -30,6 +30,34 @@ class Pair(nn.Module):
         self.a, self.b = Dot((a,)), Dot((b,))
 
 
+class Tied(nn.Module):
+    """Two weights that are one, and two look-alikes of equal values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        values = torch.arange(8.0).view(4, 2) / 8
+        self.emb = nn.Embedding(4, 2)
+        self.head = nn.Linear(2, 4, bias=False)
+        self.emb.weight = nn.Parameter(values.clone())
+        self.head.weight = self.emb.weight
+        self.twin_a = nn.Parameter(values.clone())
+        self.twin_b = nn.Parameter(values.clone())
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.emb(tokens)).pow(2).mean()
+
+
+class Turned(nn.Module):
+    """A parameter whose rows do not follow one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(6.0).view(2, 3).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.w * x).sum()
+
+
 # With eps 1 the first step is w -= g / (|g| + 1): it shows the size of g, where the usual eps shows only its sign.
 OPT1 = {"type": "AdamW", "params": {"lr": 1.0, "eps": 1.0, "betas": [0.9, 0.999], "weight_decay": 0.0}}
 

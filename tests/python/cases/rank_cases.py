@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pannier
-from case_models import OPT1, Dot, Pair, cfg, run, start, weight
+from case_models import OPT1, Dot, Pair, Tied, Turned, cfg, run, start, weight
 
 Cell = tuple[int, str]
 CASES: dict[str, Callable[[int, int], None]] = {}
@@ -287,21 +287,6 @@ def one_result(rank: int, world: int) -> None:
         engine.destroy()
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        values = torch.arange(8.0).view(4, 2) / 8
-        self.emb = nn.Embedding(4, 2)
-        self.head = nn.Linear(2, 4, bias=False)
-        self.emb.weight = nn.Parameter(values.clone())
-        self.head.weight = self.emb.weight
-        self.twin_a = nn.Parameter(values.clone())
-        self.twin_b = nn.Parameter(values.clone())
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.emb(tokens)).pow(2).mean()
-
-
 @case("28")
 def tied_weights(rank: int, world: int) -> None:
     rows = [-0.0024249, 0.1218363, 0.2160558, 0.3343268, 0.4465069, 0.5623966, 0.7250521, 0.8436102]
@@ -363,15 +348,6 @@ def unused_parameters(rank: int, world: int) -> None:
         close(weight(engine, "a.w"), [-share / (share + 1)])
         close(weight(engine, "b.w"), [-(1 - share) / (2 - share)])
         engine.destroy()
-
-
-class Turned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.arange(6.0).view(2, 3).t())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.w * x).sum()
 
 
 @case("32")

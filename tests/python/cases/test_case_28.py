@@ -5,25 +5,10 @@ import torch
 from torch import nn
 
 import pannier
-from case_models import cfg, matrix, start, weight
+from case_models import Tied, cfg, matrix, start, weight
 
 OPTIMIZER = {"type": "AdamW", "params": {"lr": 0.1, "eps": 1.0, "weight_decay": 0.0}}
 ROWS = [[-0.0024249, 0.1218363], [0.2160558, 0.3343268], [0.4465069, 0.5623966], [0.7250521, 0.8436102]]
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        values = torch.arange(8.0).view(4, 2) / 8
-        self.emb = nn.Embedding(4, 2)
-        self.head = nn.Linear(2, 4, bias=False)
-        self.emb.weight = nn.Parameter(values.clone())
-        self.head.weight = self.emb.weight
-        self.twin_a = nn.Parameter(values.clone())
-        self.twin_b = nn.Parameter(values.clone())
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.emb(tokens)).pow(2).mean()
 
 
 def test_tied_pair_trains_as_one() -> None:

@@ -5,18 +5,9 @@ import torch
 from torch import nn
 
 import pannier
-from case_models import cfg, matrix, start
+from case_models import Turned, cfg, matrix, start
 
 WANT = [[-0.5, 2.3333333], [0.25, 3.2], [1.1666667, 4.1428571]]
-
-
-class Turned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.arange(6.0).view(2, 3).t())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.w * x).sum()
 
 
 @pytest.mark.parametrize(
