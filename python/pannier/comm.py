@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from pannier.errors import CollectiveError, ConfigError, UsageError
+from pannier.rendezvous import interface_to, join
 
 __all__ = [
     "ReduceOp",
@@ -41,6 +42,8 @@ __all__ = [
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _HERE = "here"
+_PATIENCE = timedelta(minutes=10)  # How long ranks wait for each other, where nobody says.
+_START = timedelta(minutes=5)
 _initializations = 0  # Of this process; the same on every rank, since every rank makes the same engines.
 
 # Who started the ranks, by the variables that it sets for rank, number of ranks and rank on this machine. torchrun's come
@@ -67,7 +70,8 @@ def init_distributed(
     process alone.
 
     `rank` and `world_size`, given together, come before the environment. `MASTER_ADDR` and `MASTER_PORT` (or
-    `distributed_port`) say where ranks meet; with one rank nothing is opened.
+    `distributed_port`) say where ranks meet, and `timeout` how long for (10 minutes); with one rank nothing is opened. Raises
+    CollectiveError for ranks that do not come, and ConfigError for an address that another run uses.
     """
     if dist.is_initialized() or dist_init_required is False:
         _require_initialized(dist_init_required)
@@ -87,22 +91,31 @@ def init_distributed(
             f"WORLD_SIZE is {world_size}, but MASTER_ADDR, where the ranks meet, is not set; start them with torchrun"
         )
     os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    store = None
+    if init_method in (None, "env://"):
+        if (interface := interface_to(os.environ["MASTER_ADDR"])) is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        store, init_method = join(rank, world_size, timeout or _PATIENCE), None
     dist.init_process_group(
         dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"),
         init_method=init_method,
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=timeout,
     )
 
 
-def ensure_group(dist_init_required: bool | None = None) -> tuple[int, int]:
-    """Rank and number of ranks, of torch's process group or of the environment; the group is made if there are several."""
+def ensure_group(dist_init_required: bool | None = None, timeout_seconds: float = 0.0) -> tuple[int, int]:
+    """Rank and number of ranks, of torch's process group or of the environment; the group is made if there are several.
+
+    Ranks then wait for each other longer than `timeout_seconds` where that is short, since they start at different times.
+    """
     _require_initialized(dist_init_required)
     if not is_initialized():
         _read_starter(29500)
         if _number("WORLD_SIZE", 1) > 1:
-            init_distributed()
+            init_distributed(timeout=max(timedelta(seconds=timeout_seconds), _START))
     return get_rank(), get_world_size()
 
 

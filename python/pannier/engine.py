@@ -266,7 +266,7 @@ class Engine(Batches, Checkpoints, torch.nn.Module):
     def wire_bytes(self) -> dict[str, int]:
         """Bytes that this rank has sent to others since the engine was made, by what they were; "total" counts stamps and
         headers too."""
-        names = ("gradients", "parameters", "votes", "other", "total")
+        names = ("gradients", "parameters", "parameters between nodes", "votes", "other", "total")
         return dict(zip(names, core.call(self.core.wire_bytes), strict=True))
 
     def reset_peak_memory(self) -> None:

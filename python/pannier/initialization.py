@@ -64,9 +64,13 @@ def initialize(
         raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if mpu is not None or mesh_param is not None:
         raise ConfigError("mpu and mesh_param are not supported: there is no model or sequence parallelism")
-    rank, world_size = comm.ensure_group(dist_init_required)
-    text, origin = configuration.find(args, config, config_params)
-    read = Config(text, origin, brings_optimizer=optimizer is not None, brings_scheduler=lr_scheduler is not None)
+    patience = 0.0
+    try:
+        text, origin = configuration.find(args, config, config_params)
+        read = Config(text, origin, brings_optimizer=optimizer is not None, brings_scheduler=lr_scheduler is not None)
+        patience = read.config["pannier"]["collective_timeout"]
+    finally:  # Connected in any case, so that all ranks learn of a mistake.
+        rank, world_size = comm.ensure_group(dist_init_required, patience)
     read.require_resolved()
     read.resolve_batch(world_size=world_size, loader_batch=0)
     params = checked_parameters(model)

@@ -47,6 +47,12 @@ TEST(Zero, NamesBothKeysOfAPairThatCannotWork) {
               HasSubstr("zero_optimization.offload_optimizer.ratio: 0.5 can't go with the device \"nvme\""));
 }
 
+TEST(Zero, NodesNeedPartitionedParameters) {
+  EXPECT_EQ(zero_of(R"({"stage": 3, "zero_hpz_partition_size": 8})").node_size, 8);
+  EXPECT_THAT(zero_notes(R"({"stage": 2, "zero_hpz_partition_size": 8})"),
+              HasSubstr("zero_hpz_partition_size: without effect, since parameters are not partitioned at stage 2"));
+}
+
 TEST(Zero, SaysAWrongStageOnce) {
   EXPECT_THAT(zero_error(R"({"stage": "3", "offload_param": {"device": "cpu"}})"),
               HasSubstr("configuration: zero_optimization.stage: wanted"));

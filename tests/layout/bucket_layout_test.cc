@@ -132,6 +132,37 @@ TEST(ShardLayout, KnowsEveryPieceOfEveryRank) {
   EXPECT_EQ(owned, numels);
 }
 
+TEST(ShardLayout, ANodesPartsTileABucketAndHoldTheShardsOfTheirKeepers) {
+  const std::vector<std::int64_t> numels{5, 70'000, 4096 * 3 + 1, 0, 4096};
+  const BucketLayout layout(numels, {.bucket_numel = 80'000});
+  for (const auto& [world_size, node_size] : {std::pair{4, 2}, {6, 3}, {6, 2}, {12, 4}, {4, 4}, {4, 1}, {40, 4}}) {
+    for (int b = 0; b < layout.num_buckets(); ++b) {
+      const ShardLayout first(layout, 0, world_size, node_size);
+      std::int64_t seen = 0;
+      for (int rank = 0; rank < node_size; ++rank) {
+        const Shard part = first.node_part(b, rank);
+        EXPECT_TRUE(part.numel() == 0 || part.begin == seen) << "rank " << rank;
+        seen = std::max(seen, part.end);
+        std::int64_t numel = 0;
+        for (int other = 0; other < world_size; ++other) {
+          const ShardLayout shards(layout, other, world_size, node_size);
+          EXPECT_EQ(shards.shares_node(rank), other < node_size);
+          if (shards.keeps_same_part(rank)) {
+            numel += shards.shard(b).numel();
+          }
+        }
+        EXPECT_EQ(numel, part.numel());
+      }
+      EXPECT_EQ(seen, layout.buckets()[static_cast<std::size_t>(b)].numel);
+    }
+  }
+}
+
+TEST(ShardLayout, RefusesNodesOfDifferentSizes) {
+  const BucketLayout layout(std::vector<std::int64_t>{5}, {});
+  EXPECT_THROW(ShardLayout(layout, 0, 4, 3), InternalError);
+}
+
 TEST(ShardLayout, RefusesARankOutsideTheWorld) { EXPECT_THROW((void)shard_of({}, 2, 2), InternalError); }
 
 }  // namespace

@@ -7,10 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch.distributed
+
+import warm
 
 WATCHDOG = 300.0
 Program = Callable[[int, int], Any]
@@ -23,17 +25,16 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun would set, and the path of what the tests share."""
+def environment(rank: int, world: int, port: int, address: str = "127.0.0.1", local_size: int = 0) -> dict[str, str]:
+    """What torchrun would set, and the path of what the tests share; `local_size` ranks are on a machine, or all."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % (local_size or world)),
         "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -51,18 +52,33 @@ class Ended:
         return json.loads(self.out.splitlines()[-1])
 
 
-def run(file: str, program: str, world: int, *arguments: str, killed: Collection[int] = ()) -> list[Ended]:
-    """Runs a program of `file` on each rank. Those `killed` end when all others have. No rank outlives the watchdog."""
+def _start(rank: int, before: Sequence[str], command: list[str], env: dict[str, str]) -> warm.Process | subprocess.Popen[str]:
+    if not before:
+        return warm.Process(command[0], command[1:], env, rank)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*before, sys.executable, *command], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def run(
+    file: str,
+    program: str,
+    world: int,
+    *arguments: str,
+    killed: Collection[int] = (),
+    machines: Sequence[Sequence[str]] = ((),),
+    address: str = "127.0.0.1",
+) -> list[Ended]:
+    """Runs a program of `file` on each rank. Those `killed` end when all others have. No rank outlives the watchdog.
+
+    `machines`: what goes before a command to run it on each machine, which have equal numbers of ranks; the first one has
+    the `address`.
+    """
     port = free_port()
+    local_size = world // len(machines)
     processes = [
-        subprocess.Popen(
-            [sys.executable, file, program, *arguments],
-            env=environment(rank, world, port),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        _start(rank, machines[rank // local_size], [file, program, *arguments], environment(rank, world, port, address, local_size))
         for rank in range(world)
     ]
     ended: dict[int, Ended] = {}

@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <ostream>
 #include <tuple>
 
 #include "pannier/base/error.h"
 #include "pannier/comm/collective_error.h"
 #include "pannier/zero/bucket_names.h"
+#include "pannier/zero/parts_plan.h"
 #include "tests/comm/run_ranks.h"
 
 namespace pannier {
@@ -45,20 +47,25 @@ TEST(UnitOrder, LooksAheadWhereTheLastWindowWent) {
 /// One rank's part of three parameters, each a unit and a bucket of its own; the last one is small and stays whole.
 class Rank {
  public:
-  Rank(Communicator& communicator, Home home, std::int64_t prefetch_numel = 0)
-      : shards_(layout_, communicator.rank(), communicator.world_size()), exchange_(shards_, communicator) {
+  Rank(Communicator& communicator, Home home, std::int64_t prefetch_numel = 0, int node_size = 0)
+      : shards_(layout_, communicator.rank(), communicator.world_size(), node_size), exchange_(shards_, communicator) {
     communicator.explain_failures(bucket_names(layout_, {"a", "b", "small"}));
     for (int b = 0; b < layout_.num_buckets(); ++b) {
       buckets_.fill(b, [&](const Segment& segment, const at::Tensor& values) {
         buckets_.bucket(b).narrow(0, segment.offset, segment.numel).copy_(values);
       });
     }
-    std::vector<std::int64_t> numels = shards_.numels();
-    numels.back() = 0;
-    rest_ = home == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, at::kFloat, numels)
-                                : make_device_shards(*device_, at::kFloat, numels);
+    const auto make_shards = [&](std::vector<std::int64_t> numels) {
+      numels.back() = 0;
+      return home == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, at::kFloat, numels)
+                                 : make_device_shards(*device_, at::kFloat, numels);
+    };
+    rest_ = make_shards(shards_.numels());
+    const std::vector<std::int64_t> for_node = node_numels_of(shards_);
+    gathering_ = for_node.empty() ? make_flat_gathering(shards_, exchange_, *rest_)
+                                  : make_node_gathering(shards_, exchange_, *rest_, make_shards(for_node));
     gatherer_ =
-        std::make_unique<ParameterGatherer>(ParameterGathererParts{*device_, shards_, buckets_, exchange_, *rest_},
+        std::make_unique<ParameterGatherer>(ParameterGathererParts{*device_, shards_, buckets_, *gathering_, *rest_},
                                             ParameterGathererOptions{{{}, {0}, {1}, {2}}, prefetch_numel});
     for (int b = 0; b < layout_.num_buckets(); ++b) {
       gatherer_->keep(b);
@@ -73,6 +80,12 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
 
   [[nodiscard]] ParameterGatherer& gatherer() { return *gatherer_; }
+  /// What this rank owns of a parameter's bucket is multiplied where it rests, as an update does.
+  void multiply_own(int parameter, float factor) {
+    const int bucket = bucket_of(parameter);
+    gatherer_->own(bucket).mul_(factor);
+    gatherer_->put_back(bucket);
+  }
   [[nodiscard]] bool is_whole(int parameter) const { return gatherer_->is_whole(layout_.bucket_of(parameter)); }
   [[nodiscard]] float sum(int parameter) const {
     return parameters_[static_cast<std::size_t>(parameter)].sum().item<float>();
@@ -93,19 +106,27 @@ class Rank {
   ShardExchange exchange_;
   ParameterBuckets buckets_{*device_, layout_, parameters_, {"a", "b", "small"}, at::kFloat};
   std::unique_ptr<ParameterShards> rest_;
+  std::unique_ptr<ShardGathering> gathering_;
   std::unique_ptr<ParameterGatherer> gatherer_;
 };
 
-/// By world size and home.
-class ParameterGathererTest : public ::testing::TestWithParam<std::tuple<int, Home>> {
+struct Ranks {
+  int world_size = 1;
+  int node_size = 0;
+};
+void PrintTo(const Ranks& ranks, std::ostream* out) { *out << ranks.world_size << " in nodes of " << ranks.node_size; }
+
+/// By ranks and home.
+class ParameterGathererTest : public ::testing::TestWithParam<std::tuple<Ranks, Home>> {
  protected:
-  int world_size_ = std::get<0>(GetParam());
+  int world_size_ = std::get<0>(GetParam()).world_size;
+  int node_size_ = std::get<0>(GetParam()).node_size;
   Home home_ = std::get<1>(GetParam());
 };
 
 TEST_P(ParameterGathererTest, AUnitIsWholeWhileItRunsAndRefusesToBeReadElse) {
   testing::run_ranks(world_size_, [this](Communicator& communicator) {
-    Rank rank(communicator, home_);
+    Rank rank(communicator, home_, 0, node_size_);
     EXPECT_EQ(rank.sum(2), 15.0F);
     EXPECT_THAT(message_of([&] { (void)rank.sum(0); }), HasSubstr("parameter a was read while it was partitioned"));
     rank.gatherer().begin_forward(1);
@@ -121,7 +142,7 @@ TEST_P(ParameterGathererTest, AUnitIsWholeWhileItRunsAndRefusesToBeReadElse) {
 
 TEST_P(ParameterGathererTest, ViewsTakenInForwardSeeTheValuesThatBackwardGathers) {
   testing::run_ranks(world_size_, [this](Communicator& communicator) {
-    Rank rank(communicator, home_);
+    Rank rank(communicator, home_, 0, node_size_);
     rank.gatherer().begin_forward(1);
     const at::Tensor saved = rank.parameter(0).t();
     rank.gatherer().end_forward(1);
@@ -137,7 +158,7 @@ TEST_P(ParameterGathererTest, ViewsTakenInForwardSeeTheValuesThatBackwardGathers
 
 TEST_P(ParameterGathererTest, WhatIsReadOutsideOfItsUnitStaysUntilTheModelHasRun) {
   testing::run_ranks(world_size_, [this](Communicator& communicator) {
-    Rank rank(communicator, home_);
+    Rank rank(communicator, home_, 0, node_size_);
     ParameterGatherer& gatherer = rank.gatherer();
     gatherer.use(1);
     EXPECT_FALSE(rank.is_whole(1)) << "nobody runs";
@@ -162,7 +183,7 @@ TEST_P(ParameterGathererTest, WhatIsReadOutsideOfItsUnitStaysUntilTheModelHasRun
 
 TEST_P(ParameterGathererTest, EditsOfAWholeParameterAreKept) {
   testing::run_ranks(world_size_, [this](Communicator& communicator) {
-    Rank rank(communicator, home_);
+    Rank rank(communicator, home_, 0, node_size_);
     rank.gatherer().hold({0});
     rank.parameter(0).fill_(5);
     const at::Tensor kept = rank.parameter(0).detach();
@@ -177,9 +198,27 @@ TEST_P(ParameterGathererTest, EditsOfAWholeParameterAreKept) {
   });
 }
 
+TEST_P(ParameterGathererTest, EveryRankSeesWhatTheOthersUpdated) {
+  testing::run_ranks(world_size_, [this](Communicator& communicator) {
+    Rank rank(communicator, home_, 0, node_size_);
+    float expected = 20000.0F;
+    for (int step = 0; step < 3; ++step) {
+      rank.gatherer().rest_all();
+      rank.multiply_own(0, 2.0F);
+      expected *= 2.0F;
+      for (int unit_call = 0; unit_call < 2; ++unit_call) {
+        rank.gatherer().begin_forward(1);
+        EXPECT_EQ(rank.sum(0), expected);
+        rank.gatherer().end_forward(1);
+      }
+      rank.gatherer().end_window();
+    }
+  });
+}
+
 TEST_P(ParameterGathererTest, AWrongGuessOfWhatComesNextCostsNothingButBytes) {
   testing::run_ranks(world_size_, [this](Communicator& communicator) {
-    Rank rank(communicator, home_, 1'000'000);
+    Rank rank(communicator, home_, 1'000'000, node_size_);
     ParameterGatherer& gatherer = rank.gatherer();
     const auto run = [&](std::vector<int> units) {
       for (const int unit : units) {
@@ -198,7 +237,8 @@ TEST_P(ParameterGathererTest, AWrongGuessOfWhatComesNextCostsNothingButBytes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldsAndHomes, ParameterGathererTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 7),
+                         ::testing::Combine(::testing::Values(Ranks{1}, Ranks{2}, Ranks{3}, Ranks{7}, Ranks{4, 2},
+                                                              Ranks{6, 3}, Ranks{6, 2}, Ranks{12, 4}),
                                             ::testing::Values(Home::kDevice, Home::kHost)));
 
 TEST(ParameterGatherer, RanksThatGatherDifferentUnitsAreToldWhichWeights) {

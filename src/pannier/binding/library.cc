@@ -102,8 +102,9 @@ void define_engine(torch::Library& library) {
            [](const Self& self) {
              const WireBytes bytes = self->core.communicator().wire_bytes();
              return std::vector<std::int64_t>{
-                 bytes.payload_of(OperationKind::kGradients), bytes.payload_of(OperationKind::kParameters),
-                 bytes.payload_of(OperationKind::kVotes), bytes.payload_of(OperationKind::kOther), bytes.total()};
+                 bytes.payload_of(OperationKind::kGradients),    bytes.payload_of(OperationKind::kParameters),
+                 bytes.payload_of(OperationKind::kBetweenNodes), bytes.payload_of(OperationKind::kVotes),
+                 bytes.payload_of(OperationKind::kOther),        bytes.total()};
            })
       .def("wants_ticks", [](const Self& self) { return self->core.wants_ticks(); })
       .def("set_units",

@@ -16,6 +16,8 @@ std::string describe(const Label& label) {
       return fmt::format("sum of votes {}", label.step);
     case OperationKind::kOther:
       return fmt::format("other exchange {}, step {}", label.unit, label.step);
+    case OperationKind::kBetweenNodes:
+      return fmt::format("parameter exchange between nodes of bucket {}, step {}", label.unit, label.step);
   }
   return fmt::format("operation of unknown kind {}", static_cast<int>(label.kind));
 }

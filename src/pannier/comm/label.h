@@ -10,8 +10,8 @@
 namespace pannier {
 
 /// What the bytes of an operation are.
-enum class OperationKind : std::uint16_t { kGradients = 0, kParameters = 1, kVotes = 2, kOther = 3 };
-inline constexpr int kNumOperationKinds = 4;
+enum class OperationKind : std::uint16_t { kGradients = 0, kParameters = 1, kVotes = 2, kOther = 3, kBetweenNodes = 4 };
+inline constexpr int kNumOperationKinds = 5;
 
 /// Names one operation of a step; equal on every rank.
 struct Label {

@@ -50,6 +50,26 @@ std::unique_ptr<PendingExchange> ShardExchange::gather(const at::Tensor& flat, i
       [&](int /*r*/) { return shard_of_rank(shards_.rank()); }, shard_of_rank);
 }
 
+std::unique_ptr<PendingExchange> ShardExchange::gather_between_nodes(const at::Tensor& flat, int bucket) {
+  const auto shard_for = [&](int owner, int partner) {
+    const Shard& shard = shards_.shard(bucket, owner);
+    return shards_.keeps_same_part(partner) ? bytes_of(flat, shard.begin, shard.numel()) : at::Tensor();
+  };
+  return start(
+      {OperationKind::kBetweenNodes, step_, bucket}, flat.device(), [&](int r) { return shard_for(shards_.rank(), r); },
+      [&](int r) { return shard_for(r, r); });
+}
+
+std::unique_ptr<PendingExchange> ShardExchange::gather_in_node(const at::Tensor& flat, int bucket) {
+  const auto part_for = [&](int keeper, int partner) {
+    const Shard part = shards_.node_part(bucket, keeper);
+    return shards_.shares_node(partner) ? bytes_of(flat, part.begin, part.numel()) : at::Tensor();
+  };
+  return start(
+      {OperationKind::kParameters, step_, bucket}, flat.device(), [&](int r) { return part_for(shards_.rank(), r); },
+      [&](int r) { return part_for(r, r); });
+}
+
 void ShardExchange::gather_parameter(const at::Tensor& flat, int parameter, int what) {
   constexpr int kWhats = 16;
   const auto piece_of_rank = [&](int r) {

@@ -33,6 +33,11 @@ class ShardExchange {
   /// Sends this rank's shard of `flat`, a bucket laid out, to all others and takes theirs, each into its place.
   [[nodiscard]] std::unique_ptr<PendingExchange> gather(const at::Tensor& flat, int bucket);
 
+  /// gather() in two halves, where ranks form nodes: ranks that keep the same part tell each other their shards of it,
+  /// and then the ranks of a node their parts.
+  [[nodiscard]] std::unique_ptr<PendingExchange> gather_between_nodes(const at::Tensor& flat, int bucket);
+  [[nodiscard]] std::unique_ptr<PendingExchange> gather_in_node(const at::Tensor& flat, int bucket);
+
   /// The same for the elements of one parameter, of which each rank has its piece. `what` tells apart what ranks might
   /// ask for at the same time: a state by its number, or kGradient. Waits.
   void gather_parameter(const at::Tensor& flat, int parameter, int what);

@@ -48,6 +48,7 @@ Zero build_zero(const Values& values) {
   built.gather_16bit_weights_on_model_save = values.flag(zero + "stage3_gather_16bit_weights_on_model_save");
   built.prefetch_bucket_numel = values.find<std::int64_t>(zero + "stage3_prefetch_bucket_size");
   built.param_persistence_numel = values.find<std::int64_t>(zero + "stage3_param_persistence_threshold");
+  built.node_size = static_cast<int>(values.whole(zero + "zero_hpz_partition_size"));
   built.max_live_numel = values.find<std::int64_t>(zero + "stage3_max_live_parameters");
   built.max_reuse_distance_numel = values.find<std::int64_t>(zero + "stage3_max_reuse_distance");
   return built;
@@ -68,6 +69,11 @@ void check_zero(const Zero& zero, bool knows_stage, Report& report) {
                  fmt::format("offload_param needs zero_optimization.stage 3, but the stage is {}; set "
                              "stage 3, or the device to \"none\"",
                              zero.stage));
+  }
+  if (zero.node_size > 1 && zero.stage < 3 && knows_stage) {
+    report.notes.push_back(fmt::format(
+        "zero_optimization.zero_hpz_partition_size: without effect, since parameters are not partitioned at stage {}",
+        zero.stage));
   }
   if (zero.optimizer_home != Home::kDevice && zero.stage < 1 && knows_stage) {
     report.wrong(optimizer + ".device",

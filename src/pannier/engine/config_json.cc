@@ -53,6 +53,7 @@ Json zero_json(const Zero& zero) {
                {"offload_optimizer", optimizer},
                {"offload_param", param},
                {"reduce_bucket_size", zero.bucket_numel},
+               {"zero_hpz_partition_size", zero.node_size},
                {"ignore_unused_parameters", zero.ignore_unused_parameters},
                {"stage3_gather_16bit_weights_on_model_save", zero.gather_16bit_weights_on_model_save}};
   put_if(json, "stage3_prefetch_bucket_size", zero.prefetch_bucket_numel);

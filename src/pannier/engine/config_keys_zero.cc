@@ -65,7 +65,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"zero_optimization.enable_sanity_checks", kBool, kIgnored, "false"},
     KeyRow{"zero_optimization.save_muon_momentum_buffer_in_memory", kBool, kIgnored, "false"},
     KeyRow{"zero_optimization.legacy_stage1", kBool, kRefused, "false"},
-    KeyRow{"zero_optimization.zero_hpz_partition_size", kInteger, kRefused, "1"}.from(0),
+    KeyRow{"zero_optimization.zero_hpz_partition_size", kInteger, kSupported, "1"}.from(0),
     KeyRow{"zero_optimization.zero_quantized_weights", kBool, kRefused, "false"},
     KeyRow{"zero_optimization.zero_quantized_nontrainable_weights", kBool, kRefused, "false"},
     KeyRow{"zero_optimization.zero_quantized_gradients", kBool, kRefused, "false"},

@@ -64,8 +64,9 @@ struct Zero {
   bool bucket_given = false;                             ///< bucket_numel was written, not chosen here.
   bool ignore_unused_parameters = true;                  ///< false: a parameter without gradient is an error.
   bool gather_16bit_weights_on_model_save = false;       ///< Stage 3: consolidated 16-bit saving is allowed.
-  std::optional<std::int64_t> prefetch_bucket_numel = std::nullopt;     ///< stage3_prefetch_bucket_size.
-  std::optional<std::int64_t> param_persistence_numel = std::nullopt;   ///< stage3_param_persistence_threshold.
+  std::optional<std::int64_t> prefetch_bucket_numel = std::nullopt;    ///< stage3_prefetch_bucket_size.
+  std::optional<std::int64_t> param_persistence_numel = std::nullopt;  ///< stage3_param_persistence_threshold.
+  int node_size = 0;  ///< zero_hpz_partition_size: ranks that keep a copy of the parameters among them; 0, 1: all do.
   std::optional<std::int64_t> max_live_numel = std::nullopt;            ///< stage3_max_live_parameters.
   std::optional<std::int64_t> max_reuse_distance_numel = std::nullopt;  ///< stage3_max_reuse_distance.
 };

@@ -57,6 +57,7 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.host_budget = config.pannier.host_memory_nbytes;
   options.sharding.parameter_home = config.zero.param_home;
   options.sharding.prefetch_numel = config.zero.prefetch_bucket_numel.value_or(options.sharding.prefetch_numel);
+  options.sharding.node_size = config.zero.node_size > 1 ? config.zero.node_size : 0;
   options.sharding.persistence_numel = config.zero.param_persistence_numel.value_or(options.sharding.persistence_numel);
   return options;
 }
@@ -111,6 +112,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     options.sharding.units.push_back(managed(unit));
   }
   options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
+  require_whole_nodes(options.sharding.node_size);
   const MemoryPlanInput input =
       plan_input(options, numels, unmanaged.nbytes(), communicator_->rank(), communicator_->world_size());
   options.nvme.host_nbytes = input.nvme_host_nbytes;

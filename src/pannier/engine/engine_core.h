@@ -211,6 +211,7 @@ class EngineCore {
  private:
   void check_inputs(const EngineInputs& inputs) const;
   void agree(const EngineInputs& inputs);
+  void require_whole_nodes(int node_size) const;
   [[nodiscard]] std::string common_text(const std::vector<kernels::Hyperparameters>& groups) const;
   void require_same(const at::Tensor& value, const std::string& what);
   void take_edits(bool take_replaced);

@@ -100,6 +100,15 @@ void EngineCore::agree(const EngineInputs& inputs) {
   communicator_->agree("parameter groups", common_text(inputs.groups));
 }
 
+void EngineCore::require_whole_nodes(int node_size) const {
+  if (node_size > 0 && communicator_->world_size() % node_size != 0) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.zero_hpz_partition_size: {} ranks make no whole nodes of {}; it is the number of "
+        "ranks on each machine",
+        communicator_->world_size(), node_size));
+  }
+}
+
 void EngineCore::share_unmanaged(const EngineInputs& inputs) {
   const c10::NoGradGuard no_grad;
   if (communicator_->world_size() == 1) {

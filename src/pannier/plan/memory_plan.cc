@@ -24,10 +24,9 @@ void plan_parameters(const MemoryPlanInput& input, MemoryPlan& plan) {
   for (std::size_t i = 0; i < input.bucket_numels.size(); ++i) {
     if (!is_partitioned(input, i)) {
       on_device += input.bucket_numels[i];
-    } else if (input.parameter_home == Home::kDevice) {
-      on_device += shards_of(input)[i];
     } else {
-      on_host += shards_of(input)[i];
+      (input.parameter_home == Home::kDevice ? on_device : on_host) +=
+          shards_of(input)[i] + (input.node_numels.empty() ? 0 : input.node_numels[i]);
     }
   }
   plan.device_parameters = nbytes_of(on_device, input.shape.param_nbytes) + input.unmanaged_nbytes;

@@ -19,6 +19,7 @@ struct MemoryPlanInput {
   std::vector<std::int64_t> bucket_numels;  ///< Elements of each bucket, padding included.
   /// The same of this rank's shards; empty: there is one rank, and they are the buckets.
   std::vector<std::int64_t> shard_numels{};
+  std::vector<std::int64_t> node_numels{};  ///< And what a rank keeps of each for its node; empty: nothing.
   int world_size = 1;
   bool sums_on_each_rank = false;    ///< Stage 1 with accumulation: fp32 sums of all parameters before they are shared.
   std::int64_t parameter_numel = 0;  ///< Elements of all parameters, without padding.

@@ -103,15 +103,21 @@ void build_residence(const PartsOptions& options, Device& device, HostMemory& me
     parts.residence = make_whole_residence(*parts.shards, *parts.parameters);
     return;
   }
-  const std::vector<std::int64_t> numels = resting_numels(*parts.shards);
-  if (options.sharding.parameter_home == Home::kHost) {
-    parts.parameter_shards = make_host_shards(device, memory, *parts.up, *parts.down, options.dtype, numels);
-    register_host(device, parts.parameter_shards->host_bytes(), "parameters", parts);
-  } else {
-    parts.parameter_shards = make_device_shards(device, options.dtype, numels);
-  }
+  const auto make_shards = [&](const std::vector<std::int64_t>& numels) {
+    if (options.sharding.parameter_home == Home::kDevice) {
+      return make_device_shards(device, options.dtype, numels);
+    }
+    auto shards = make_host_shards(device, memory, *parts.up, *parts.down, options.dtype, numels);
+    register_host(device, shards->host_bytes(), "parameters", parts);
+    return shards;
+  };
+  parts.parameter_shards = make_shards(resting_numels(*parts.shards));
+  const std::vector<std::int64_t> for_node = node_numels_of(*parts.shards);
+  parts.gathering = for_node.empty() ? make_flat_gathering(*parts.shards, *parts.exchange, *parts.parameter_shards)
+                                     : make_node_gathering(*parts.shards, *parts.exchange, *parts.parameter_shards,
+                                                           make_shards(for_node));
   auto gatherer = std::make_unique<ParameterGatherer>(
-      ParameterGathererParts{device, *parts.shards, *parts.parameters, *parts.exchange, *parts.parameter_shards},
+      ParameterGathererParts{device, *parts.shards, *parts.parameters, *parts.gathering, *parts.parameter_shards},
       ParameterGathererOptions{complete_units(options, parts.layout->num_parameters()),
                                options.sharding.prefetch_numel});
   parts.gatherer = gatherer.get();
@@ -283,7 +289,8 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   parts.layout =
       std::make_unique<BucketLayout>(numels, options.buckets, groups_of(options, numels, communicator.world_size()));
   communicator.explain_failures(bucket_names(*parts.layout, names));
-  parts.shards = std::make_unique<ShardLayout>(*parts.layout, communicator.rank(), communicator.world_size());
+  parts.shards = std::make_unique<ShardLayout>(*parts.layout, communicator.rank(), communicator.world_size(),
+                                               node_size_of(options, communicator.world_size()));
   parts.exchange = std::make_unique<ShardExchange>(*parts.shards, communicator);
   parts.parameters =
       std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);

@@ -30,6 +30,7 @@ struct ShardingOptions {
   std::vector<std::vector<int>> units;
   std::int64_t prefetch_numel = 50'000'000;  ///< Elements gathered ahead of use.
   std::int64_t persistence_numel = 100'000;  ///< Parameters of at most so many elements stay whole.
+  int node_size = 0;  ///< Consecutive ranks that keep a copy of the parameters among them; 0: all ranks are one node.
 };
 
 /// What decides the parts.
@@ -70,6 +71,7 @@ struct Parts {
   std::unique_ptr<ShardExchange> exchange;
   std::unique_ptr<ParameterBuckets> parameters;
   std::unique_ptr<ParameterShards> parameter_shards;  ///< Null where all parameters are whole.
+  std::unique_ptr<ShardGathering> gathering;          ///< Null where all parameters are whole.
   std::unique_ptr<ParameterResidence> residence;
   ParameterGatherer* gatherer = nullptr;  ///< The residence, where parameters are partitioned; else null.
   std::unique_ptr<StateStore> device_states;

@@ -59,7 +59,7 @@ at::Tensor ParameterGatherer::own(int bucket) {
   return is_whole(bucket) ? own_part(parts_.parameters.bucket(bucket), bucket) : parts_.rest.own(bucket);
 }
 
-void ParameterGatherer::settle(int bucket) { parts_.rest.settle(bucket); }
+void ParameterGatherer::settle(int bucket) { parts_.gathering.settle(bucket); }
 
 // Padding between parameters is whatever was there: it is read and sent by nobody but within a rank's own shard.
 void ParameterGatherer::raise(int bucket) {
@@ -67,7 +67,7 @@ void ParameterGatherer::raise(int bucket) {
   if (!is_whole(bucket) && !it.coming.defined()) {
     const std::int64_t numel = parts_.shards.buckets().buckets()[static_cast<std::size_t>(bucket)].numel;
     it.coming = parts_.device.allocate(numel, parts_.parameters.dtype(), Owner::kParameters);
-    parts_.rest.raise(bucket, own_part(it.coming, bucket));
+    parts_.gathering.raise(bucket, it.coming);
   }
 }
 
@@ -75,8 +75,7 @@ void ParameterGatherer::send(int bucket) {
   raise(bucket);
   Slot& it = slot(bucket);
   if (it.coming.defined() && !it.pending) {
-    parts_.rest.finish_raise(bucket);
-    it.pending = parts_.exchange.gather(it.coming, bucket);
+    it.pending = parts_.gathering.gather(bucket, it.coming);
   }
 }
 
@@ -288,7 +287,7 @@ void ParameterGatherer::let_rest(int bucket) {
 
 void ParameterGatherer::keep(int bucket) {
   if (!rests_whole(bucket) && is_whole(bucket)) {
-    parts_.rest.store(bucket, own_part(parts_.parameters.bucket(bucket), bucket));
+    parts_.gathering.store(bucket, parts_.parameters.bucket(bucket));
   }
 }
 
@@ -344,6 +343,7 @@ void ParameterGatherer::rest_all() {
       parts_.parameters.refuse_aliases(b);
     }
   }
+  parts_.gathering.expect_changes();
 }
 
 }  // namespace pannier

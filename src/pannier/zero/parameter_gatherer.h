@@ -2,7 +2,8 @@
 // of the model (a transformer's block, an embedding) reads it, in forward and again in backward.
 //
 //  1. A gather allocates the bucket flat, puts this rank's shard into its place (from the device or from host memory)
-//     and exchanges shards. Then the storages of the parameters point into it, and so do all views that autograd saved.
+//     and exchanges shards (shard_gathering.h says with whom). Then the storages of the parameters point into it, and
+//     so do all views that autograd saved.
 //  2. After use the storages lose the memory, and the parameters are given one that refuses to be read, so that nobody
 //     ever sees an old value.
 //  3. Which unit comes next is known from the last window; its gather begins while the present unit runs. A wrong guess
@@ -21,11 +22,11 @@
 #include <string>
 #include <vector>
 
-#include "pannier/comm/shard_exchange.h"
 #include "pannier/device/device.h"
 #include "pannier/tier/parameter_residence.h"
 #include "pannier/tier/parameter_shards.h"
 #include "pannier/tier/released_parameters.h"
+#include "pannier/zero/shard_gathering.h"
 #include "pannier/zero/unit_order.h"
 
 namespace pannier {
@@ -35,7 +36,7 @@ struct ParameterGathererParts {
   Device& device;
   const ShardLayout& shards;  ///< Buckets of kLastGroup stay whole.
   ParameterBuckets& parameters;
-  ShardExchange& exchange;
+  ShardGathering& gathering;
   ParameterShards& rest;
 };
 

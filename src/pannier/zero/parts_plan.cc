@@ -72,6 +72,19 @@ bool shards_parameters(const PartsOptions& options, int world_size) {
   return options.stage == 3 && (world_size > 1 || options.sharding.parameter_home != Home::kDevice);
 }
 
+int node_size_of(const PartsOptions& options, int world_size) {
+  const int asked = options.sharding.node_size;
+  return asked == 0 || !shards_parameters(options, world_size) ? world_size : asked;
+}
+
+std::vector<std::int64_t> node_numels_of(const ShardLayout& shards) {
+  std::vector<std::int64_t> numels;
+  for (int b = 0; shards.node_size() < shards.world_size() && b < shards.buckets().num_buckets(); ++b) {
+    numels.push_back(shards.buckets().group_of(b) == kLastGroup ? 0 : shards.node_part(b, shards.rank()).numel());
+  }
+  return numels;
+}
+
 // A bucket is gathered whole, so it must hold parameters of one unit. One that several units read is the last one's,
 // which in a model's order is the innermost.
 std::vector<int> groups_of(const PartsOptions& options, const std::vector<std::int64_t>& numels, int world_size) {
@@ -94,8 +107,10 @@ MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::i
                            std::size_t unmanaged_nbytes, int rank, int world_size) {
   const BucketLayout layout(numels, options.buckets, groups_of(options, numels, world_size));
   const bool partitions = shards_parameters(options, world_size);
+  const ShardLayout shards(layout, rank, world_size, node_size_of(options, world_size));
   MemoryPlanInput input{.bucket_numels = bucket_numels(layout),
-                        .shard_numels = ShardLayout(layout, rank, world_size).numels(),
+                        .shard_numels = shards.numels(),
+                        .node_numels = node_numels_of(shards),
                         .world_size = world_size,
                         .sums_on_each_rank = world_size > 1 && options.stage <= 1 && options.accumulates,
                         .parameter_numel = std::accumulate(numels.begin(), numels.end(), std::int64_t{0}),
