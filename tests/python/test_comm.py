@@ -326,8 +326,8 @@ def test_large_messages_arrive(three_ranks: dict[str, list[Any]]) -> None:
 
 
 def test_wire_bytes_are_counted(three_ranks: dict[str, list[Any]]) -> None:
-    payload = [0, 3 * 2 * 4096, 0, 0]
-    overhead = [0, 3 * 2 * (16 + 24), 0, 0]
+    payload = [0, 3 * 2 * 4096, 0, 0, 0]
+    overhead = [0, 3 * 2 * (16 + 24), 0, 0, 0]
     assert three_ranks["wire"] == [[payload, overhead]] * 3
 
 

@@ -50,14 +50,15 @@ def train(rank: int, world: int, folder: str = "", **options: Any) -> str:
 
 def bits(rank: int, world: int, folder: str) -> Any:
     found = {}
-    for size in (1, world, 2):
-        zero = {"zero_hpz_partition_size": size}
-        found[f"{size}"] = train(rank, world, zero=zero)
-        for offload, param_offload in ((True, False), (False, True), (True, True)):
-            at = f"{folder}/{size}" if size == 2 and param_offload and offload else ""
-            found[f"{size} {offload} {param_offload}"] = train(
-                rank, world, at, offload=offload, param_offload=param_offload, zero=zero
-            )
+    for size, offload, param_offload in ((1, False, False), (world, True, False), (2, False, False), (2, False, True), (2, True, True)):
+        found[f"{size} {offload} {param_offload}"] = train(
+            rank,
+            world,
+            folder if offload and param_offload else "",
+            offload=offload,
+            param_offload=param_offload,
+            zero={"zero_hpz_partition_size": size},
+        )
     return found
 
 
