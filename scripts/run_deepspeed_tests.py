@@ -127,7 +127,7 @@ def run_file(tests: pathlib.Path, file: str, limit: float, select: str, sample: 
     environment = {
         **os.environ,
         "DS_ACCELERATOR": "cpu",
-        "DS_UNITTEST_TIMEOUT": "120",
+        "DS_UNITTEST_TIMEOUT": "60",
         "LOCAL_SIZE": "4",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -172,7 +172,7 @@ def read_log(file: str, log: pathlib.Path, ended: int | None) -> list[Result]:
         if "outcome" in row:
             rows[row["test"]] = Result(file, name, row["outcome"], reason_of(row["text"]))
         else:
-            rows.setdefault(row["test"], Result(file, name, HUNG, "hung, or the file took too long"))
+            rows.setdefault(row["test"], Result(file, name, HUNG, "hung: the file took too long, or pytest.raises() in a rank saw no error, which ends the rank without a word"))
     if not rows:
         tail = (log.parent / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
         return [Result(file, "(whole file)", "failed", f"pytest ended with {ended}: {' '.join(tail)}")]

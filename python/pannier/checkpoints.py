@@ -68,21 +68,27 @@ class Checkpoints:
         `tag` is `global_step` and the number of steps where it is not given. `client_state` comes back from
         `load_checkpoint`. What was saved before stays whole whatever happens.
         """
+        if save_dir is None or not os.fspath(save_dir):
+            raise UsageError(f"save_checkpoint() needs a folder to save into, got {save_dir!r}")
         frozen, buffers = self._untrained()
         groups = [] if self.optimizer is None else hyperparameters(self.optimizer.param_groups, self.fixed_values)
-        core.call(
-            self.core.save_checkpoint,
-            os.fspath(save_dir),
-            "" if tag is None else str(tag),
-            save_latest,
-            exclude_frozen_parameters,
-            groups,
-            *([[], []] if exclude_frozen_parameters else [list(frozen), list(frozen.values())]),
-            list(buffers),
-            list(buffers.values()),
-            self._aliases(),
-            {_COMMON: _pack(self._common(client_state)), _OWN: _pack(self._own())},
-        )
+        contents = {_COMMON: _pack(self._common(client_state)), _OWN: _pack(self._own())}
+        try:
+            core.call(
+                self.core.save_checkpoint,
+                os.fspath(save_dir),
+                "" if tag is None else str(tag),
+                save_latest,
+                exclude_frozen_parameters,
+                groups,
+                *([[], []] if exclude_frozen_parameters else [list(frozen), list(frozen.values())]),
+                list(buffers),
+                list(buffers.values()),
+                self._aliases(),
+                contents,
+            )
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
         return True
 
     def load_checkpoint(
