@@ -65,6 +65,17 @@ v1/half_precision/test_with_autocast.py
 """.split()
 
 
+# Tests name GPUs by number where they build torch's DistributedDataParallel to compare with; on the CPU it takes none.
+# Ranks start as new processes, which import this.
+ON_THE_CPU = """
+import torch.nn.parallel.distributed as distributed
+
+def initialize(self, module, device_ids=None, output_device=None, *arguments, _real=distributed.DistributedDataParallel.__init__, **more):
+    _real(self, module, None, None, *arguments, **more)
+
+distributed.DistributedDataParallel.__init__ = initialize
+"""
+
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 HUNG = "hung"
 
@@ -232,6 +243,7 @@ def main() -> int:
         for name in ("conftest.py", "pytest.ini"):
             shutil.copy(arguments.source / "tests" / name, tests / name)
         (tests / "pannier_plugin.py").write_text(PLUGIN)
+        (tests / "sitecustomize.py").write_text(ON_THE_CPU)
         results: list[Result] = []
         for file in arguments.file or FILES:
             results += run_file(tests, file, arguments.limit, arguments.select, arguments.sample)

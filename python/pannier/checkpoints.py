@@ -137,7 +137,13 @@ class Checkpoints:
         if load_lr_scheduler_states and self.lr_scheduler is not None and saved.get("lr_scheduler") is not None:
             self.lr_scheduler.load_state_dict(saved["lr_scheduler"])
         if load_optimizer_states and self.optimizer is not None and "param_groups" in saved:
-            _load_groups(self.optimizer.param_groups, saved["param_groups"])
+            changed = _load_groups(self.optimizer.param_groups, saved["param_groups"], self.lr_scheduler is not None)
+            if changed and self.global_rank == 0:
+                _log.warning(
+                    "load_checkpoint: the checkpoint's values come before the configuration's: %s; "
+                    "write into optimizer.param_groups after loading to change them",
+                    ", ".join(changed),
+                )
         if not saved:
             self._load_from_text(attributes, load_lr_scheduler_states, load_optimizer_states)
         if _OWN in own:
@@ -284,7 +290,7 @@ class Checkpoints:
         if groups and self.optimizer is not None and attributes.get("groups", "0") != "0":
             known = self.optimizer.param_groups[0].keys()
             saved = [_group_from_text(attributes, index, known) for index in range(int(attributes["groups"]))]
-            _load_groups(self.optimizer.param_groups, saved)
+            _load_groups(self.optimizer.param_groups, saved, self.lr_scheduler is not None)
 
     def _report(self, path: str, missing: list[str], unexpected: list[str], states: list[str]) -> None:
         if self.global_rank != 0:
@@ -338,16 +344,30 @@ def _load_extra_states(module: torch.nn.Module, states: Mapping[str, Any]) -> No
             part.set_extra_state(states[name])
 
 
-def _load_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Writes the values into the groups' own dicts, and into tensors that are there."""
+def _load_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]], is_scheduled: bool) -> list[str]:
+    """Writes the values into the groups' own dicts, and into tensors that are there. Returns what a user had set
+    otherwise."""
     if len(groups) != len(saved):
         raise ConfigError(f"the checkpoint has {len(saved)} parameter groups, the optimizer {len(groups)}")
-    for group, values in zip(groups, saved, strict=True):
+    changed = []
+    for index, (group, values) in enumerate(zip(groups, saved, strict=True)):
+        # With a schedule lr is the moment's; what was asked for is initial_lr, where there is one.
+        asked = "initial_lr" if "initial_lr" in group and "initial_lr" in values else None if is_scheduled else "lr"
+        for key in filter(None, (asked, "weight_decay", "eps", "betas")):
+            if key in group and key in values and _differ(group[key], values[key]):
+                changed.append(f"{key} {values[key]} instead of {group[key]} in parameter group {index}")
         for key, value in values.items():
             if isinstance(group.get(key), torch.Tensor):
                 group[key].copy_(torch.as_tensor(value))
             else:
                 group[key] = value
+    return changed
+
+
+def _differ(left: Any, right: Any) -> bool:
+    if isinstance(left, (list, tuple)):
+        return list(left) != list(right)
+    return float(left) != float(right)
 
 
 def _group_from_text(attributes: Mapping[str, str], index: int, known: Collection[str]) -> dict[str, Any]:
