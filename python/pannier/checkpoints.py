@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pannier import core
+from pannier import core, managed
 from pannier.errors import ConfigError, UsageError
 from pannier.group_values import hyperparameters
 from pannier.lr_schedules import LrSchedule
@@ -188,7 +188,8 @@ class Checkpoints:
         frozen = self._untrained()[0] if exclude_frozen_parameters else {}
         tensors = [*self.module.named_parameters(remove_duplicate=False), *_persistent_buffers(self.module)]
         index_of = {id(param): index for index, param in enumerate(self._params)}
-        for name, tensor in tensors:
+        for full_name, tensor in tensors:
+            name = managed.plain_name(full_name)
             if name in frozen:
                 continue
             if id(tensor) not in first:
@@ -233,7 +234,9 @@ class Checkpoints:
         """Frozen parameters and persistent buffers by name, each once."""
         trained = set() if self.optimizer is None else self.optimizer.state_indices.keys()
         frozen = {
-            name: param.detach() for name, param in self.module.named_parameters() if id(param) not in trained
+            managed.plain_name(name): param.detach()
+            for name, param in self.module.named_parameters()
+            if id(param) not in trained
         }
         buffers: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
@@ -248,7 +251,8 @@ class Checkpoints:
         first: dict[int, str] = {}
         aliases: dict[str, str] = {}
         tensors = [*self.module.named_parameters(remove_duplicate=False), *_persistent_buffers(self.module)]
-        for name, tensor in tensors:
+        for full_name, tensor in tensors:
+            name = managed.plain_name(full_name)
             if first.setdefault(id(tensor), name) != name:
                 aliases[name] = first[id(tensor)]
         return aliases
@@ -326,7 +330,7 @@ def _persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Te
     for prefix, part in module.named_modules(remove_duplicate=False):
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+                yield managed.plain_name(f"{prefix}.{name}" if prefix else name), buffer
 
 
 def _extra_states(module: torch.nn.Module) -> dict[str, Any]:

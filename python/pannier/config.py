@@ -11,6 +11,7 @@ import binascii
 import importlib.util
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -133,6 +134,8 @@ def _plain(value: Any, path: str) -> Any:
         return {key: _plain(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{path}: NaN is not a value")
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, os.PathLike):

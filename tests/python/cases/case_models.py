@@ -62,21 +62,19 @@ class Turned(nn.Module):
         return (self.w * x).sum()
 
 
+# A folder for states on a disk: one for a test run, its ranks included, which find it in their environment.
+DISK = "PANNIER_CASES_DISK"
+if DISK not in os.environ:
+    os.environ[DISK] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ[DISK], ignore_errors=True)
+
 # With eps 1 the first step is w -= g / (|g| + 1): it shows the size of g, where the usual eps shows only its sign.
 OPT1 = {"type": "AdamW", "params": {"lr": 1.0, "eps": 1.0, "betas": [0.9, 0.999], "weight_decay": 0.0}}
 
 
-def disk() -> str:
-    """A folder for states on a disk: one for a test run, its ranks included."""
-    if "PANNIER_CASES_DISK" not in os.environ:
-        os.environ["PANNIER_CASES_DISK"] = tempfile.mkdtemp()
-        atexit.register(shutil.rmtree, os.environ["PANNIER_CASES_DISK"], ignore_errors=True)
-    return os.environ["PANNIER_CASES_DISK"]
-
-
 def offload(dev: str) -> dict[str, Any]:
     """A section `offload_optimizer`; on a disk two chunks of one block in the widest format travel at a time."""
-    staging = {"nvme_path": disk(), "buffer_count": 1, "buffer_size": 2 * 4096 * 14} if dev == "nvme" else {}
+    staging = {"nvme_path": os.environ[DISK], "buffer_count": 1, "buffer_size": 2 * 4096 * 14} if dev == "nvme" else {}
     return {"device": dev, **staging}
 
 
