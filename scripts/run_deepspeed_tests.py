@@ -14,11 +14,12 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+import time
 
 # The files that need no more than DeepSpeed's public interface.
 FILES = """
@@ -64,6 +65,21 @@ v1/half_precision/test_with_autocast.py
 """.split()
 
 
+# Tests name GPUs by number where they build torch's DistributedDataParallel to compare with; on the CPU it takes none.
+# Ranks start as new processes, which import this.
+ON_THE_CPU = """
+import torch.nn.parallel.distributed as distributed
+
+def initialize(self, module, device_ids=None, output_device=None, *arguments, _real=distributed.DistributedDataParallel.__init__, **more):
+    _real(self, module, None, None, *arguments, **more)
+
+distributed.DistributedDataParallel.__init__ = initialize
+"""
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+HUNG = "hung"
+
+
 @dataclasses.dataclass
 class Result:
     """One test."""
@@ -74,25 +90,51 @@ class Result:
     reason: str = ""
 
 
-# Keeps a few cases of each test function; a plugin of pytest's.
-SAMPLER = """
-import collections, os
+# A plugin of pytest's. It keeps a few cases of each test function and leaves out those that ran before, and writes a line
+# when a test begins and one when it ends: a test that hangs takes its process with it, and what ended before it counts.
+PLUGIN = """
+import collections, json, os
+import pytest
+
+LOG = os.environ["PANNIER_TEST_LOG"]
+
+def write(**row):
+    with open(LOG, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\\n")
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    limit = int(os.environ["PANNIER_SAMPLE"])
+    with open(LOG, encoding="utf-8") as file:
+        before = {json.loads(line)["test"] for line in file}
     seen = collections.Counter()
     kept = []
     for item in items:
         key = item.nodeid.partition("[")[0]
         seen[key] += 1
-        if seen[key] <= int(os.environ["PANNIER_SAMPLE"]):
+        if (not limit or seen[key] <= limit) and item.nodeid not in before:
             kept.append(item)
     items[:] = kept
+
+def pytest_runtest_logstart(nodeid, location):
+    write(test=nodeid)
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "longreprtext", "")
+        write(test=report.nodeid, outcome=report.outcome, text=text)
+
+def pytest_collectreport(report):
+    if report.outcome != "passed":
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "longreprtext", "")
+        write(test=report.nodeid, outcome=report.outcome, text=text)
 """
 
 
 def run_file(tests: pathlib.Path, file: str, limit: float, select: str, sample: int) -> list[Result]:
-    """The results of one file."""
-    report = tests.parent / "report.xml"
-    report.unlink(missing_ok=True)
+    """The results of one file. Where a test hangs, the rest of the file runs without it."""
+    log = tests.parent / "log.jsonl"
+    log.write_text("")
     environment = {
         **os.environ,
         "DS_ACCELERATOR": "cpu",
@@ -100,55 +142,64 @@ def run_file(tests: pathlib.Path, file: str, limit: float, select: str, sample: 
         "LOCAL_SIZE": "4",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        "PANNIER_SAMPLE": str(sample),
+        "PANNIER_TEST_LOG": str(log),
         "PYTHONPATH": os.pathsep.join(
             [str(tests), os.environ.get("PANNIER_FRAMEWORKS_PINNED", ""), os.environ.get("PYTHONPATH", "")]
         ),
     }
     command = [sys.executable, "-m", "pannier.deepspeed", "-m", "pytest", f"unit/{file}", "-p", "no:cacheprovider"]
-    command += [f"--junitxml={report}", *(["-k", select] if select else [])]
-    if sample:
-        command += ["-p", "pannier_sampler"]
-        environment["PANNIER_SAMPLE"] = str(sample)
+    command += ["-p", "pannier_plugin", *(["-k", select] if select else [])]
+    until = time.monotonic() + limit
+    while True:
+        before = len(log.read_text().splitlines())
+        ended = run_pytest(command, tests, environment, until - time.monotonic())
+        results = read_log(file, log, ended)
+        began = len(log.read_text().splitlines()) > before
+        if ended is None or not began or results[-1].outcome != HUNG:
+            return [dataclasses.replace(row, outcome="failed") if row.outcome == HUNG else row for row in results]
+
+
+def run_pytest(command: list[str], tests: pathlib.Path, environment: dict[str, str], limit: float) -> int | None:
+    """pytest's exit code, None where it took too long."""
     with open(tests.parent / "output.txt", "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command, cwd=tests, env=environment, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            process.wait(limit)
+            return process.wait(max(1.0, limit))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.wait()
-            return [Result(file, "(whole file)", "failed", f"took longer than {limit:.0f} s")]
-    if not report.exists():
-        tail = (tests.parent / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
-        return [Result(file, "(whole file)", "failed", f"pytest ended with {process.returncode}: {' '.join(tail)}")]
-    return list(read_report(file, report))
+            return None
 
 
-def read_report(file: str, report: pathlib.Path) -> list[Result]:
-    """The results that pytest wrote down."""
-    results = []
-    for case in ElementTree.parse(report).iter("testcase"):
-        name = "::".join(filter(None, [case.get("classname", "").rpartition(".")[2], case.get("name", "")]))
-        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
-        skipped = case.find("skipped")
-        if bad is not None:
-            results.append(Result(file, name, "failed", first_line(bad)))
-        elif skipped is not None:
-            results.append(Result(file, name, "skipped", first_line(skipped)))
+def read_log(file: str, log: pathlib.Path, ended: int | None) -> list[Result]:
+    """What the plugin wrote down, the last word on each test; one that only began hung."""
+    rows: dict[str, Result] = {}
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        name = row["test"].partition("::")[2] or "(whole file)"
+        if "outcome" in row:
+            rows[row["test"]] = Result(file, name, row["outcome"], reason_of(row["text"]))
         else:
-            results.append(Result(file, name, "passed"))
-    return results
+            rows.setdefault(row["test"], Result(file, name, HUNG, "hung: the file took too long, or pytest.raises() in a rank saw no error, which ends the rank without a word"))
+    if not rows:
+        tail = (log.parent / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
+        return [Result(file, "(whole file)", "failed", f"pytest ended with {ended}: {' '.join(tail)}")]
+    return list(rows.values())
 
 
-def first_line(element: ElementTree.Element) -> str:
+def reason_of(text: str) -> str:
     """The message of an outcome, as one line."""
-    lines = [line.strip() for line in (element.get("message") or element.text or "").splitlines()]
-    line = next(filter(None, lines), "")
-    if element.text:
-        errors = [text[2:].strip() for text in element.text.splitlines() if text.startswith("E ")]
-        line = errors[0] if errors and not line else line
-    return line[:300]
+    lines = [line.strip() for line in ANSI.sub("", text).splitlines()]
+    errors = [line[2:].strip() for line in lines if line.startswith("E ")]
+    # An assertion in a rank has no words of its own: the line that asserted has.
+    asserted = [line for line in lines if line.startswith("assert ")]
+    line = next(iter(errors), next(filter(None, lines), ""))
+    if line == "AssertionError" and asserted:
+        line = f"AssertionError: {asserted[-1]}"
+    return line.removeprefix("Skipped: ")[:300]
 
 
 def print_results(results: list[Result]) -> None:
@@ -191,7 +242,8 @@ def main() -> int:
         shutil.copytree(unit, tests / "unit")
         for name in ("conftest.py", "pytest.ini"):
             shutil.copy(arguments.source / "tests" / name, tests / name)
-        (tests / "pannier_sampler.py").write_text(SAMPLER)
+        (tests / "pannier_plugin.py").write_text(PLUGIN)
+        (tests / "sitecustomize.py").write_text(ON_THE_CPU)
         results: list[Result] = []
         for file in arguments.file or FILES:
             results += run_file(tests, file, arguments.limit, arguments.select, arguments.sample)

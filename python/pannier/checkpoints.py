@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pannier import core
+from pannier import core, managed
 from pannier.errors import ConfigError, UsageError
 from pannier.group_values import hyperparameters
 from pannier.lr_schedules import LrSchedule
@@ -68,21 +68,27 @@ class Checkpoints:
         `tag` is `global_step` and the number of steps where it is not given. `client_state` comes back from
         `load_checkpoint`. What was saved before stays whole whatever happens.
         """
+        if save_dir is None or not os.fspath(save_dir):
+            raise UsageError(f"save_checkpoint() needs a folder to save into, got {save_dir!r}")
         frozen, buffers = self._untrained()
         groups = [] if self.optimizer is None else hyperparameters(self.optimizer.param_groups, self.fixed_values)
-        core.call(
-            self.core.save_checkpoint,
-            os.fspath(save_dir),
-            "" if tag is None else str(tag),
-            save_latest,
-            exclude_frozen_parameters,
-            groups,
-            *([[], []] if exclude_frozen_parameters else [list(frozen), list(frozen.values())]),
-            list(buffers),
-            list(buffers.values()),
-            self._aliases(),
-            {_COMMON: _pack(self._common(client_state)), _OWN: _pack(self._own())},
-        )
+        contents = {_COMMON: _pack(self._common(client_state)), _OWN: _pack(self._own())}
+        try:
+            core.call(
+                self.core.save_checkpoint,
+                os.fspath(save_dir),
+                "" if tag is None else str(tag),
+                save_latest,
+                exclude_frozen_parameters,
+                groups,
+                *([[], []] if exclude_frozen_parameters else [list(frozen), list(frozen.values())]),
+                list(buffers),
+                list(buffers.values()),
+                self._aliases(),
+                contents,
+            )
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
         return True
 
     def load_checkpoint(
@@ -131,7 +137,13 @@ class Checkpoints:
         if load_lr_scheduler_states and self.lr_scheduler is not None and saved.get("lr_scheduler") is not None:
             self.lr_scheduler.load_state_dict(saved["lr_scheduler"])
         if load_optimizer_states and self.optimizer is not None and "param_groups" in saved:
-            _load_groups(self.optimizer.param_groups, saved["param_groups"])
+            changed = _load_groups(self.optimizer.param_groups, saved["param_groups"], self.lr_scheduler is not None)
+            if changed and self.global_rank == 0:
+                _log.warning(
+                    "load_checkpoint: the checkpoint's values come before the configuration's: %s; "
+                    "write into optimizer.param_groups after loading to change them",
+                    ", ".join(changed),
+                )
         if not saved:
             self._load_from_text(attributes, load_lr_scheduler_states, load_optimizer_states)
         if _OWN in own:
@@ -176,7 +188,8 @@ class Checkpoints:
         frozen = self._untrained()[0] if exclude_frozen_parameters else {}
         tensors = [*self.module.named_parameters(remove_duplicate=False), *_persistent_buffers(self.module)]
         index_of = {id(param): index for index, param in enumerate(self._params)}
-        for name, tensor in tensors:
+        for full_name, tensor in tensors:
+            name = managed.plain_name(full_name)
             if name in frozen:
                 continue
             if id(tensor) not in first:
@@ -221,7 +234,9 @@ class Checkpoints:
         """Frozen parameters and persistent buffers by name, each once."""
         trained = set() if self.optimizer is None else self.optimizer.state_indices.keys()
         frozen = {
-            name: param.detach() for name, param in self.module.named_parameters() if id(param) not in trained
+            managed.plain_name(name): param.detach()
+            for name, param in self.module.named_parameters()
+            if id(param) not in trained
         }
         buffers: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
@@ -236,7 +251,8 @@ class Checkpoints:
         first: dict[int, str] = {}
         aliases: dict[str, str] = {}
         tensors = [*self.module.named_parameters(remove_duplicate=False), *_persistent_buffers(self.module)]
-        for name, tensor in tensors:
+        for full_name, tensor in tensors:
+            name = managed.plain_name(full_name)
             if first.setdefault(id(tensor), name) != name:
                 aliases[name] = first[id(tensor)]
         return aliases
@@ -278,7 +294,7 @@ class Checkpoints:
         if groups and self.optimizer is not None and attributes.get("groups", "0") != "0":
             known = self.optimizer.param_groups[0].keys()
             saved = [_group_from_text(attributes, index, known) for index in range(int(attributes["groups"]))]
-            _load_groups(self.optimizer.param_groups, saved)
+            _load_groups(self.optimizer.param_groups, saved, self.lr_scheduler is not None)
 
     def _report(self, path: str, missing: list[str], unexpected: list[str], states: list[str]) -> None:
         if self.global_rank != 0:
@@ -314,7 +330,7 @@ def _persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Te
     for prefix, part in module.named_modules(remove_duplicate=False):
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+                yield managed.plain_name(f"{prefix}.{name}" if prefix else name), buffer
 
 
 def _extra_states(module: torch.nn.Module) -> dict[str, Any]:
@@ -332,16 +348,30 @@ def _load_extra_states(module: torch.nn.Module, states: Mapping[str, Any]) -> No
             part.set_extra_state(states[name])
 
 
-def _load_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Writes the values into the groups' own dicts, and into tensors that are there."""
+def _load_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]], is_scheduled: bool) -> list[str]:
+    """Writes the values into the groups' own dicts, and into tensors that are there. Returns what a user had set
+    otherwise."""
     if len(groups) != len(saved):
         raise ConfigError(f"the checkpoint has {len(saved)} parameter groups, the optimizer {len(groups)}")
-    for group, values in zip(groups, saved, strict=True):
+    changed = []
+    for index, (group, values) in enumerate(zip(groups, saved, strict=True)):
+        # With a schedule lr is the moment's; what was asked for is initial_lr, where there is one.
+        asked = "initial_lr" if "initial_lr" in group and "initial_lr" in values else None if is_scheduled else "lr"
+        for key in filter(None, (asked, "weight_decay", "eps", "betas")):
+            if key in group and key in values and _differ(group[key], values[key]):
+                changed.append(f"{key} {values[key]} instead of {group[key]} in parameter group {index}")
         for key, value in values.items():
             if isinstance(group.get(key), torch.Tensor):
                 group[key].copy_(torch.as_tensor(value))
             else:
                 group[key] = value
+    return changed
+
+
+def _differ(left: Any, right: Any) -> bool:
+    if isinstance(left, (list, tuple)):
+        return list(left) != list(right)
+    return float(left) != float(right)
 
 
 def _group_from_text(attributes: Mapping[str, str], index: int, known: Collection[str]) -> dict[str, Any]:

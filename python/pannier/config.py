@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib.util
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -31,6 +33,7 @@ class Config(ConfigValues):
 
     def __init__(self, text: str, origin: str, *, brings_optimizer: bool, brings_scheduler: bool) -> None:
         self.torch_scheduler: tuple[str, dict[str, Any]] | None = None
+        self._given: dict[str, Any] = {}
         try:
             text = self._leave_out(text, brings_optimizer, brings_scheduler)
             self.core = core.new_config(text)
@@ -53,11 +56,11 @@ class Config(ConfigValues):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The values, with all defaults filled in."""
+        """The values, with all defaults filled in; keys without effect show as they were given."""
         return self._values
 
     def _read_back(self) -> None:
-        self._values: dict[str, Any] = json.loads(core.call(self.core.json))
+        self._values = _merged(self._given, json.loads(core.call(self.core.json)))
         if self.torch_scheduler is not None:
             kind, params = self.torch_scheduler
             self._values["scheduler"] = {"type": kind, "params": params}
@@ -82,9 +85,18 @@ class Config(ConfigValues):
             self.torch_scheduler = (str(kind), values["scheduler"].get("params") or {})
         left_out = {"optimizer"} if brings_optimizer else set()
         left_out |= {"scheduler"} if brings_scheduler or is_torch else set()
+        self._given = {key: value for key, value in values.items() if key not in left_out}
         if left_out.isdisjoint(values):
             return text
-        return json.dumps({key: value for key, value in values.items() if key not in left_out})
+        return json.dumps(self._given)
+
+
+def _merged(given: Any, read: Any) -> Any:
+    """`read`, and what else was `given`."""
+    if not isinstance(given, dict) or not isinstance(read, dict):
+        return read
+    both = {key: _merged(given[key], value) if key in given else value for key, value in read.items()}
+    return {**given, **both}
 
 
 def find(args: Any, config: Any, config_params: Any) -> tuple[str, str]:
@@ -122,6 +134,8 @@ def _plain(value: Any, path: str) -> Any:
         return {key: _plain(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{path}: NaN is not a value")
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, os.PathLike):
@@ -138,7 +152,7 @@ def _read(config: str) -> tuple[str, str]:
     if os.path.exists(config):
         try:
             with open(config, encoding="utf-8") as file:
-                return file.read(), config
+                return _from_hjson(file.read()), config
         except OSError as error:
             raise IoError(error.errno, f"cannot read the configuration: {error.strerror}", config) from None
         except UnicodeDecodeError:
@@ -151,6 +165,25 @@ def _read(config: str) -> tuple[str, str]:
     except (binascii.Error, UnicodeDecodeError, ValueError):
         raise ConfigError(f"config is neither a file that exists nor base64 of JSON: {config!r}") from None
     return text, "config (base64)"
+
+
+def _from_hjson(text: str) -> str:
+    # DeepSpeed's files may be Hjson; where that package is installed they may be here. JSON stays as it is, so that
+    # messages about it are the core's.
+    try:
+        json.loads(_without_comments(text))
+    except RecursionError:
+        return text
+    except ValueError:
+        if importlib.util.find_spec("hjson") is None:
+            return text
+        hjson = importlib.import_module("hjson")
+        try:
+            values = hjson.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        return json.dumps(values) if isinstance(values, dict) else text
+    return text
 
 
 def _without_comments(text: str) -> str:

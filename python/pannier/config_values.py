@@ -149,6 +149,54 @@ class ConfigValues:
         """Whether stage 3 may gather whole weights to save them."""
         return self.value("zero_optimization", "stage3_gather_16bit_weights_on_model_save", default=False)
 
+    def zero_overlap_comm(self) -> bool:
+        """As configured; whether transfers overlap is not a choice."""
+        return self.value("zero_optimization", "overlap_comm", default=self.zero_optimization_stage() == 3)
+
+    def zero_contiguous_gradients(self) -> bool:
+        """As configured; it changes nothing."""
+        return self.value("zero_optimization", "contiguous_gradients", default=True)
+
+    def zero_reduce_scatter(self) -> bool:
+        """As configured; it changes nothing."""
+        return self.value("zero_optimization", "reduce_scatter", default=True)
+
+    def zero_allgather_bucket_size(self) -> int:
+        """As configured; gathers follow the model's units."""
+        return self._count("allgather_bucket_size", 5 * 10**8)
+
+    def zero_sub_group_size(self) -> int:
+        """As configured; states travel by chunks of the planner's."""
+        return self._count("sub_group_size", 10**9)
+
+    def zero_prefetch_bucket_size(self) -> int:
+        """As configured; the next unit is fetched ahead."""
+        return self._count("stage3_prefetch_bucket_size", 5 * 10**7)
+
+    def zero_max_live_parameters(self) -> int:
+        """As configured; one unit and the next are whole."""
+        return self._count("stage3_max_live_parameters", 10**9)
+
+    def zero_param_persistence_threshold(self) -> int:
+        """Elements below which a parameter stays whole, as configured."""
+        return self._count("stage3_param_persistence_threshold", 10**5)
+
+    def zero_nvme_offload_optimizer(self) -> bool:
+        """Whether optimizer states rest on a disk."""
+        return self.value("zero_optimization", "offload_optimizer", "device") == "nvme"
+
+    def sparse_gradients_enabled(self) -> bool:
+        """Gradients are dense."""
+        return False
+
+    def flops_profiler_enabled(self) -> bool:
+        """torch.profiler does it."""
+        return False
+
+    def pld_enabled(self) -> bool:
+        """There is no progressive layer dropping."""
+        return False
+
     def optimizer_params(self) -> dict[str, Any] | None:
         """The fields of the optimizer section."""
         return self.value("optimizer", "params")
@@ -160,6 +208,10 @@ class ConfigValues:
     def scheduler_params(self) -> dict[str, Any] | None:
         """The fields of the scheduler section."""
         return self.value("scheduler", "params")
+
+    def _count(self, key: str, default: int) -> int:
+        value = self.value("zero_optimization", key)
+        return default if not isinstance(value, (int, float)) else int(value)
 
     def value(self, *path: str, default: Any = None) -> Any:
         """The value at a path of keys, `default` where any of them is missing or null."""

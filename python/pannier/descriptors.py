@@ -1,26 +1,73 @@
-"""Optimizers by DeepSpeed's names, as descriptions: parameter groups and settings that `initialize` takes over.
+"""Optimizers by DeepSpeed's names: parameter groups and settings that `initialize` takes over.
 
-The update itself is the engine's, wherever the states live, so these classes differ only in names and defaults.
+Inside an engine the update is the engine's, wherever the states live, and these classes differ only in names and
+defaults. Outside of one, `step()` updates parameters on the CPU by the same arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from pannier import core, group_values, managed
 from pannier.errors import ConfigError, UsageError
 
 
 class Descriptor(torch.optim.Optimizer):
-    """Holds groups and settings. `step()` is the engine's business."""
+    """Holds groups and settings; subclasses name the rule."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Raises: an optimizer of this kind only works inside an engine."""
-        raise UsageError(
-            f"{type(self).__name__} describes an optimizer; pass it to initialize() and call the engine's step()"
-        )
+    states: ClassVar[tuple[str, ...]]
+    """The names of the rule's states."""
+
+    @property
+    def rule(self) -> str:
+        """The core's name of the update."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Updates parameters that no engine manages, on the CPU. A UsageError for others."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # Everything is looked at before anything changes.
+        numbers = group_values.hyperparameters(self.param_groups, group_values.fixed_by(self.rule))
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._require_plain(param)
+        for group, values in zip(self.param_groups, numbers, strict=True):
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, values)
+        return loss
+
+    def _require_plain(self, param: torch.Tensor) -> None:
+        name = type(self).__name__
+        if managed.owner_of(param) is not None:
+            raise UsageError(f"an engine manages the parameters of this {name}; call the engine's step()")
+        if param.device.type != "cpu" and param.grad is not None:
+            raise UsageError(
+                f"{name} updates parameters on {param.device} only inside an engine; pass it to initialize() and call "
+                "the engine's step()"
+            )
+
+    def _update(self, param: torch.Tensor, values: dict[str, float]) -> None:
+        state = self.state[param]
+        if not state:
+            state["step"] = 0
+            state.update({name: torch.zeros(param.shape, dtype=torch.float32) for name in self.states})
+        state["step"] += 1
+        weight = param.float().contiguous()
+        grad = param.grad.to_dense() if param.grad.is_sparse else param.grad  # type: ignore[union-attr]
+        kept = [state[name] for name in self.states]
+        second = kept[1] if len(kept) == 2 else torch.empty(0)
+        grad = grad.float().contiguous()
+        core.call(torch.ops.pannier.update_tensor, self.rule, weight, grad, kept[0], second, state["step"], values)
+        if weight.data_ptr() != param.data_ptr():
+            param.copy_(weight)
 
 
 def _no_amsgrad(name: str, amsgrad: bool) -> None:
@@ -30,6 +77,13 @@ def _no_amsgrad(name: str, amsgrad: bool) -> None:
 
 class DeepSpeedCPUAdam(Descriptor):
     """AdamW, or Adam with L2 decay where `adamw_mode` is false."""
+
+    states = ("exp_avg", "exp_avg_sq")
+
+    @property
+    def rule(self) -> str:
+        """AdamW or Adam."""
+        return "AdamW" if self.adam_w_mode else "Adam"
 
     def __init__(
         self,
@@ -63,6 +117,13 @@ class DeepSpeedCPUAdam(Descriptor):
 class FusedAdam(Descriptor):
     """AdamW, or Adam with L2 decay where `adam_w_mode` is false."""
 
+    states = ("exp_avg", "exp_avg_sq")
+
+    @property
+    def rule(self) -> str:
+        """AdamW or Adam."""
+        return "AdamW" if self.adam_w_mode else "Adam"
+
     def __init__(
         self,
         params: Any,
@@ -87,6 +148,9 @@ class FusedAdam(Descriptor):
 class DeepSpeedCPUAdagrad(Descriptor):
     """Adagrad."""
 
+    states = ("sum",)
+    rule = "Adagrad"
+
     def __init__(
         self,
         model_params: Any,
@@ -105,6 +169,9 @@ class DeepSpeedCPUAdagrad(Descriptor):
 class DeepSpeedCPULion(Descriptor):
     """Lion."""
 
+    states = ("exp_avg",)
+    rule = "Lion"
+
     def __init__(
         self,
         model_params: Any,
@@ -120,6 +187,9 @@ class DeepSpeedCPULion(Descriptor):
 
 class FusedLion(Descriptor):
     """Lion."""
+
+    states = ("exp_avg",)
+    rule = "Lion"
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from pannier.group_values import fixed_by, hyperparameters
 from pannier.optimizer import Optimizer
 from pannier.places import Places
 from pannier.plan import Plan
+from pannier.state_moves import StateMoves
 
 _log = logging.getLogger("pannier")
 _APPLIED = 1
@@ -42,7 +43,7 @@ def close_core(
     core.call(handle.close)
 
 
-class Engine(Batches, Checkpoints, torch.nn.Module):
+class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
     """Trains `module`. Made by `pannier.initialize`; one thread at a time."""
 
     def __init__(
@@ -76,7 +77,7 @@ class Engine(Batches, Checkpoints, torch.nn.Module):
         self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
         optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self._places = Places(module, optimized)
-        self._inside_no_sync = False
+        self._holding = ""  # The context that adds gradients up, while inside one.
         self._step_applied = False
         self._said: set[str] = set()
         self._input_hook = inputs.prepare(module, self)
@@ -133,8 +134,11 @@ class Engine(Batches, Checkpoints, torch.nn.Module):
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Ends a micro-batch; at the end of a window updates the parameters and steps the scheduler."""
         optimizer = self._require_optimizer("step")
-        if self._inside_no_sync:
-            raise UsageError("step() inside no_sync() or coalesce_grad_reduction() is not allowed")
+        if self._holding:
+            raise UsageError(
+                f"It is illegal to call Engine.step() inside {self._holding} context manager "
+                "(no_sync and coalesce_grad_reduction only add gradients up)"
+            )
         groups.require_known_groups(optimizer.param_groups, self._num_groups)
         self._places.require_unchanged()
         self._resolve_batch()
@@ -189,7 +193,8 @@ class Engine(Batches, Checkpoints, torch.nn.Module):
         """Backward that adds up on each rank; ranks share the sums, in fp32, in the next backward outside or in `step()`."""
         if self.zero_optimization_partition_gradients():
             raise UsageError(
-                f"no_sync() cannot work with stage {self.zero_optimization_stage()}, which shards gradients"
+                f"no_sync context manager is incompatible with ZeRO stage {self.zero_optimization_stage()}, "
+                "which partitions gradients"
             )
         with self._no_step_inside("no_sync"):
             core.call(self.core.hold_gradients, True)
@@ -410,7 +415,13 @@ class Engine(Batches, Checkpoints, torch.nn.Module):
         module = self.__dict__.get("_modules", {}).get("module")
         if module is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(module, name)
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            if hasattr(type(module), name):
+                raise  # A property of the module's that fails; its own words say why.
+            kind = type(module).__name__
+            raise AttributeError(f"neither the engine nor its module, a {kind}, has an attribute {name!r}") from None
 
     def _step_scheduler(self, arguments: Mapping[str, Any]) -> None:
         if arguments or not lr_schedules.needs_arguments(self.lr_scheduler):
@@ -444,10 +455,11 @@ class Engine(Batches, Checkpoints, torch.nn.Module):
 
     @contextlib.contextmanager
     def _no_step_inside(self, name: str) -> Iterator[None]:
-        if self._inside_no_sync:
-            raise UsageError(f"{name}() inside no_sync() or coalesce_grad_reduction() is not allowed")
-        self._inside_no_sync = True
+        if self._holding:
+            how = "reentry is unsupported" if self._holding == name else f"can't be nested in {self._holding}"
+            raise UsageError(f"{name} context manager {how}; leave the outer one (no_sync or coalesce_grad_reduction) first")
+        self._holding = name
         try:
             yield
         finally:
-            self._inside_no_sync = False
+            self._holding = ""

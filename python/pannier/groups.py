@@ -108,15 +108,9 @@ def update_rule(optimizer: torch.optim.Optimizer) -> str:
         if len(modes) > 1:
             raise ConfigError("decoupled_weight_decay must be the same in all parameter groups")
         return "AdamW" if modes == {True} else "Adam"
-    if kind in (DeepSpeedCPUAdam, FusedAdam):
-        return "AdamW" if optimizer.adam_w_mode else "Adam"  # type: ignore[attr-defined]
-    rules: dict[type, str] = {
-        torch.optim.SGD: "SGD",
-        torch.optim.Adagrad: "Adagrad",
-        DeepSpeedCPUAdagrad: "Adagrad",
-        DeepSpeedCPULion: "Lion",
-        FusedLion: "Lion",
-    }
+    if kind in (DeepSpeedCPUAdam, FusedAdam, DeepSpeedCPUAdagrad, DeepSpeedCPULion, FusedLion):
+        return optimizer.rule  # type: ignore[attr-defined]
+    rules: dict[type, str] = {torch.optim.SGD: "SGD", torch.optim.Adagrad: "Adagrad"}
     if kind not in rules:
         raise ConfigError(f"optimizer {kind.__module__}.{kind.__qualname__} is not supported; use {_SUPPORTED}")
     return rules[kind]

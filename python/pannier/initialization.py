@@ -147,7 +147,7 @@ def _build_loader(
 
 def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The model's parameters by name, tied ones once. Raises for those that can't be managed."""
-    params = dict(model.named_parameters())
+    params = {managed.plain_name(name): param for name, param in model.named_parameters()}
     for name, param in params.items():
         if managed.owner_of(param) is not None:
             raise ConfigError(

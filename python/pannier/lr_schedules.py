@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from pannier import core
-from pannier.errors import UsageError
+from pannier.errors import ConfigError, UsageError
 
 LR_RANGE_TEST = "LRRangeTest"
 ONE_CYCLE = "OneCycle"
@@ -34,10 +34,14 @@ class LrSchedule:
         if len(values) > len(self.positional):
             raise TypeError(f"{self.kind} takes at most {len(self.positional)} arguments, got {len(values)}")
         params.update(zip(self.positional, values, strict=False))
+        if params.get("warmup_num_steps", 0) is None:
+            raise ConfigError(f"{self.kind}: warmup_num_steps is None; leave it out, or give a whole number")
         params = {key: value for key, value in params.items() if value is not None}
         self.optimizer = optimizer
-        lrs = [float(group["lr"]) for group in optimizer.param_groups]
-        self._schedule = core.new_schedule(self.kind, json.dumps(params), lrs)
+        self.org_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._schedule = core.new_schedule(self.kind, json.dumps(params), self.org_lrs)
+        # What was given can be read by its name, as with DeepSpeed's schedules.
+        vars(self).update({key: value for key, value in params.items() if not hasattr(type(self), key)})
         self._last_lr: list[float] | None = None
         if self.last_batch_iteration == -1:
             self._write()
@@ -79,6 +83,12 @@ class LrSchedule:
         core.call(self._schedule.step_to, sd["last_batch_iteration"])
         self._write()
 
+    def _of_each_group(self, field: str, default: list[float]) -> list[float]:
+        value = vars(self).get(field)
+        if value is None:
+            return default
+        return list(value) if isinstance(value, (list, tuple)) else [value] * len(default)
+
     def _write(self) -> None:
         groups = self.optimizer.param_groups
         for group, lr in zip(groups, core.call(self._schedule.lrs), strict=True):
@@ -98,8 +108,18 @@ class WarmupLR(LrSchedule):
     kind = WARMUP_LR
     positional = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type", "last_batch_iteration")
 
+    @property
+    def min_lrs(self) -> list[float]:
+        """Where each group's lr starts."""
+        return self._of_each_group("warmup_min_lr", [0.0] * len(self.org_lrs))
 
-class WarmupDecayLR(LrSchedule):
+    @property
+    def max_lrs(self) -> list[float]:
+        """What each group's lr rises to."""
+        return self._of_each_group("warmup_max_lr", self.org_lrs)
+
+
+class WarmupDecayLR(WarmupLR):
     """Rises as WarmupLR does, then falls in a straight line to 0 at `total_num_steps`."""
 
     kind = WARMUP_DECAY_LR
@@ -118,6 +138,13 @@ class WarmupCosineLR(LrSchedule):
         "warmup_type",
         "last_batch_iteration",
     )
+
+    def get_lr_ratio(self) -> float:
+        """The schedule's factor on every group's own lr."""
+        for lr, own in zip(self.get_lr(), self.org_lrs, strict=True):
+            if own:
+                return lr / own
+        return 0.0
 
 
 class OneCycle(LrSchedule):
@@ -139,6 +166,16 @@ class OneCycle(LrSchedule):
         "decay_mom_rate",
         "last_batch_iteration",
     )
+
+    @property
+    def min_lrs(self) -> list[float]:
+        """The low end of each group's cycle."""
+        return self._of_each_group("cycle_min_lr", self.org_lrs)
+
+    @property
+    def max_lrs(self) -> list[float]:
+        """The high end of each group's cycle."""
+        return self._of_each_group("cycle_max_lr", self.org_lrs)
 
 
 class LRRangeTest(LrSchedule):

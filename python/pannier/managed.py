@@ -40,3 +40,8 @@ def owner_of(param: torch.Tensor) -> tuple[Engine, int] | None:
         return None
     engine = entry[0]()
     return None if engine is None or engine.is_closed else (engine, entry[1])
+
+
+def plain_name(name: str) -> str:
+    """A parameter's or buffer's name as it is without torch.compile, whose wrappers add a part of their own."""
+    return name.replace("_orig_mod.", "")

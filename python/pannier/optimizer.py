@@ -57,6 +57,8 @@ class LossScaler:
         """Whether the scale changes with the gradients."""
         return self._optimizer.dynamic_loss_scale
 
+    dynamic_loss_scale = dynamic
+
     @property
     def cur_scale(self) -> float:
         """The factor of the next loss."""
@@ -172,6 +174,8 @@ class Optimizer(torch.optim.Optimizer):
     def loss_scaler(self) -> LossScaler:
         """The loss scaler, by DeepSpeed's names."""
         return LossScaler(self)
+
+    loss_scale_config = loss_scaler
 
     @property
     def dynamic_loss_scale(self) -> bool:

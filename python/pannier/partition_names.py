@@ -69,6 +69,12 @@ def _status(param: torch.nn.Parameter, index: int) -> ZeroParamStatus:
     return ZeroParamStatus.NOT_AVAILABLE if sharded.is_away(param) else ZeroParamStatus.AVAILABLE
 
 
+def _persists(param: torch.nn.Parameter, index: int) -> bool:
+    # Whether a parameter stays whole on the device because it is small.
+    owner = managed.owner_of(param)
+    return owner is not None and param.numel() <= owner[0].zero_param_persistence_threshold()
+
+
 def _all_gather(param: torch.nn.Parameter, index: int) -> Any:
     # Until `partition()`; all ranks call it.
     def all_gather(param_list: list[torch.nn.Parameter] | None = None, async_op: bool = False) -> None:
@@ -93,6 +99,7 @@ _NAMES: dict[str, Any] = {
     "ds_shape": lambda param, index: param.shape,
     "ds_numel": lambda param, index: param.numel(),
     "ds_status": _status,
+    "ds_persist": _persists,
     "ds_active_sub_modules": lambda param, index: set(),
     "ds_process_group": lambda param, index: None,
     "all_gather": _all_gather,

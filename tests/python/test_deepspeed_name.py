@@ -209,6 +209,20 @@ with zero.GatheredParameters([]):
 assert deepspeed.accelerator.get_accelerator().current_device_name() == "cpu"
 tied = clone_tensors_for_torch_save({"a": [torch.ones(4)[:2]]})
 assert tied["a"][0].untyped_storage().nbytes() == 8
+
+from deepspeed.runtime.precision_config import get_bfloat16_config, get_float16_config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+from deepspeed.utils.zero_to_fp32 import get_optim_files
+section = DeepSpeedZeroConfig(stage=3, stage3_gather_fp16_weights_on_model_save=True, overlap_comm=True)
+assert (section.stage, section.gather_16bit_weights_on_model_save, section.overlap_comm) == (3, True, True)
+assert DeepSpeedZeroOffloadOptimizerConfig(device="cpu").device == "cpu"
+assert get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled and not get_float16_config({}).enabled
+import pathlib
+names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(12)]
+for name in names:
+    pathlib.Path(name).write_text("")
+assert get_optim_files(".") == names
 """
     )
     run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path)

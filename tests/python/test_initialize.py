@@ -422,3 +422,11 @@ def test_keys_that_occur_twice_are_found_with_a_client_optimizer(tmp_path: Path)
     module = model()
     with pytest.raises(pannier.ConfigError, match="train_batch_size: occurs twice|train_batch_size.*twice"):
         pannier.initialize(model=module, optimizer=torch.optim.Adam(module.parameters()), config=str(path))
+
+
+def test_keys_without_effect_show_in_the_configuration_too() -> None:
+    zero = {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 5e7, "stage3_prefetch_bucket_size": "auto"}
+    engine = pannier.initialize(model=model(), config={**config(ADAMW), "zero_optimization": zero})[0]
+    assert zero.items() <= engine.config["zero_optimization"].items()
+    assert engine.zero_overlap_comm() and engine.zero_allgather_bucket_size() == 50_000_000
+    assert engine.zero_prefetch_bucket_size() == 50_000_000  # "auto" is the default.

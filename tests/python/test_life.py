@@ -6,10 +6,12 @@ import copy
 import gc
 import io
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -230,3 +232,43 @@ def test_forward_compiles_in_one_graph() -> None:
     engine.backward(compiled(torch.ones(2, 3)).mean())
     engine.step()
     assert engine.global_steps == 1 and not torch.equal(engine.module.weight, weight)
+
+
+def test_compiled_before_initialize(tmp_path: pathlib.Path) -> None:
+    """The same bits at each stage and home, and checkpoints that a model loads which is not compiled."""
+
+    def net(how: str) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))
+        if how == "in place":
+            model.compile(backend="aot_eager")
+        elif how == "a part":
+            model[0] = torch.compile(model[0], backend="eager")
+        return torch.compile(model, backend="aot_eager") if how == "whole" else model
+
+    def settings(stage: int, offload: bool) -> dict[str, Any]:
+        home = {"offload_optimizer": {"device": "cpu"}} if offload else {}
+        return config(ADAMW, stage=stage, gas=2, zero=home)
+
+    def train(engine: pannier.Engine, first: int, last: int) -> dict[str, torch.Tensor]:
+        for step in range(first, last):
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+            engine.backward((engine(x) - x).pow(2).mean())
+            engine.step()
+        return {name.replace("_orig_mod.", ""): value.clone() for name, value in engine.module.state_dict().items()}
+
+    for stage, offload in ((0, False), (1, True), (2, False), (2, True)):
+        plain = pannier.initialize(model=net(""), config=settings(stage, offload))[0]
+        half, whole = train(plain, 0, 4), train(plain, 4, 6)
+        for how in ("whole", "in place", "a part"):
+            engine = pannier.initialize(model=net(how), config=settings(stage, offload))[0]
+            found = train(engine, 0, 4)
+            assert all(torch.equal(found[name], half[name]) for name in half), (stage, offload, how)
+            folder = tmp_path / f"{stage}{offload}{how}"
+            engine.save_checkpoint(folder)
+            plain.load_checkpoint(folder)
+            found = train(plain, 4, 6)
+            assert all(torch.equal(found[name], whole[name]) for name in whole), (stage, offload, how)
+            engine.load_checkpoint(folder)
+            engine.destroy()
+        plain.destroy()

@@ -103,3 +103,16 @@ def test_tensor_lr_is_filled_in_place() -> None:
 def test_wrong_fields(make) -> None:
     with pytest.raises(pannier.ConfigError):
         make()
+
+
+def test_what_was_given_can_be_read() -> None:
+    warmup = lr_schedules.WarmupLR(optimizer(0.1, 0.2), warmup_num_steps=4, warmup_type="linear")
+    assert (warmup.warmup_num_steps, warmup.warmup_type) == (4, "linear")
+    assert warmup.min_lrs == [0.0, 0.0] and warmup.max_lrs == [0.1, 0.2]
+    cycle = lr_schedules.OneCycle(optimizer(0.1, 0.2), [0.1, 0.2], 0.3)
+    assert cycle.min_lrs == [0.1, 0.2] and cycle.max_lrs == [0.3, 0.3]
+    cosine = lr_schedules.WarmupCosineLR(optimizer(0.2), 6, warmup_num_steps=2, warmup_type="linear")
+    cosine.step(1)
+    assert cosine.get_lr_ratio() == pytest.approx(0.5)
+    with pytest.raises(pannier.ConfigError, match="warmup_num_steps is None"):
+        lr_schedules.WarmupLR(optimizer(0.1), warmup_num_steps=None)

@@ -8,24 +8,6 @@
 namespace pannier::binding {
 namespace {
 
-std::optional<kernels::Algorithm> algorithm_of(const std::string& rule) {
-  static constexpr std::array<std::pair<const char*, kernels::Algorithm>, 5> kRules{
-      {{"AdamW", kernels::Algorithm::kAdamW},
-       {"Adam", kernels::Algorithm::kAdam},
-       {"SGD", kernels::Algorithm::kSgd},
-       {"Adagrad", kernels::Algorithm::kAdagrad},
-       {"Lion", kernels::Algorithm::kLion}}};
-  for (const auto& [name, algorithm] : kRules) {
-    if (rule == name) {
-      return algorithm;
-    }
-  }
-  if (rule.empty()) {
-    return std::nullopt;
-  }
-  throw ConfigError(fmt::format("no update rule is called '{}'; expected AdamW, Adam, SGD, Adagrad or Lion", rule));
-}
-
 EngineInputs to_inputs(const std::string& rule, std::vector<std::string> names, std::vector<at::Tensor> parameters,
                        const std::vector<std::int64_t>& group_of, const c10::List<Numbers>& groups,
                        std::vector<at::Tensor> buffers, const std::string& device) {
@@ -52,6 +34,24 @@ Schedule read_schedule(const std::string& type, const std::string& params_json, 
 }
 
 }  // namespace
+
+std::optional<kernels::Algorithm> algorithm_of(const std::string& rule) {
+  static constexpr std::array<std::pair<const char*, kernels::Algorithm>, 5> kRules{
+      {{"AdamW", kernels::Algorithm::kAdamW},
+       {"Adam", kernels::Algorithm::kAdam},
+       {"SGD", kernels::Algorithm::kSgd},
+       {"Adagrad", kernels::Algorithm::kAdagrad},
+       {"Lion", kernels::Algorithm::kLion}}};
+  for (const auto& [name, algorithm] : kRules) {
+    if (rule == name) {
+      return algorithm;
+    }
+  }
+  if (rule.empty()) {
+    return std::nullopt;
+  }
+  throw ConfigError(fmt::format("no update rule is called '{}'; expected AdamW, Adam, SGD, Adagrad or Lion", rule));
+}
 
 std::vector<kernels::Hyperparameters> to_hyperparameters(const c10::List<Numbers>& groups) {
   std::vector<kernels::Hyperparameters> result;

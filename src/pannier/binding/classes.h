@@ -42,6 +42,9 @@ auto translated(Body&& body) -> decltype(body()) {
   }
 }
 
+/// The update rule of that name, none for an empty one. Throws ConfigError for a name that is none.
+[[nodiscard]] std::optional<kernels::Algorithm> algorithm_of(const std::string& rule);
+
 /// A configuration with its batch sizes.
 class ConfigHolder : public torch::CustomClassHolder {
  public:

@@ -6,6 +6,7 @@
 #include "pannier/binding/checkpoint_files.h"
 #include "pannier/binding/classes.h"
 #include "pannier/binding/comm_probe.h"
+#include "pannier/binding/plain_update.h"
 #include "pannier/binding/update_bench.h"
 #include "pannier/engine/metrics.h"
 #include "pannier/hardware/host_report.h"
@@ -245,6 +246,13 @@ TORCH_LIBRARY(pannier, library) {
       .def("step", &UpdateBench::step)
       .def("weights", &UpdateBench::weights)
       .def("arrays", &UpdateBench::arrays);
+  library.def(
+      "update_tensor(str rule, Tensor(a!) weight, Tensor grad, Tensor(b!) state1, Tensor(c!) state2, int step, "
+      "Dict(str, float) numbers) -> ()",
+      [](const std::string& rule, const at::Tensor& weight, const at::Tensor& grad, const at::Tensor& state1,
+         const at::Tensor& state2, std::int64_t step, const Numbers& numbers) {
+        translated([&] { update_tensor(rule, weight, grad, state1, state2, step, numbers); });
+      });
   library.def("take_memory(Tensor tensor, str message) -> ()", take_memory);
   library.def("host_report() -> str", [] { return host_report_text(); });
   library.def("add_device_memory_cap(int nbytes) -> ()", [](std::int64_t nbytes) {

@@ -95,7 +95,10 @@ void EngineCore::agree(const EngineInputs& inputs) {
     parameters += fmt::format("{} {} {} group {}{}\n", inputs.names[i], c10::toString(parameter.scalar_type()),
                               parameter.sizes().vec(), inputs.group_of[i], parameter.requires_grad() ? "" : " frozen");
   }
-  communicator_->agree("configuration", config_.to_json());
+  Config common = config_;
+  common.zero.optimizer_nvme_paths.clear();  // Each machine has its own disks.
+  common.zero.param_nvme_paths.clear();
+  communicator_->agree("configuration", common.to_json());
   communicator_->agree("parameters", parameters);
   communicator_->agree("parameter groups", common_text(inputs.groups));
 }

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import pannier
+from case_batches import BATCH, OPTIMIZER, batches, equal, mlp, plain
 from case_models import OPT1, Dot, Pair, Tied, Turned, cfg, run, start, weight
 
 Cell = tuple[int, str]
@@ -30,8 +31,8 @@ def case(number: str) -> Callable[[Callable[[int, int], None]], Callable[[int, i
 def cells(first: int = 0) -> Iterator[Cell]:
     """Stages and homes; "param": parameters rest on the host too."""
     for stage in range(first, 4):
-        for home in ("none", "cpu", "param"):
-            if not (stage == 0 and home == "cpu") and not (stage < 3 and home == "param"):
+        for home in ("none", "cpu", "nvme", "param"):
+            if not (stage == 0 and home != "none") and not (stage < 3 and home == "param"):
                 yield stage, home
 
 
@@ -40,7 +41,7 @@ def settings(cell: Cell, **kw: Any) -> dict[str, Any]:
     zero = {"stage3_param_persistence_threshold": 0, **kw.pop("zero", {})}
     if home == "param":
         zero["offload_param"] = {"device": "cpu"}
-    return cfg(stage=stage, dev="none" if home == "none" else "cpu", zero=zero, **kw)
+    return cfg(stage=stage, dev="cpu" if home == "param" else home, zero=zero, **kw)
 
 
 def close(have: Sequence[float], want: Sequence[float], tolerance: float = 1e-6) -> None:
@@ -222,20 +223,9 @@ def incomplete_window(rank: int, world: int) -> None:
         engine.destroy()
 
 
-def mlp(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(17, 17), nn.Tanh(), nn.Linear(17, 17), nn.Tanh(), nn.Linear(17, 17))
-
-
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    draw = torch.Generator().manual_seed(5)
-    return [(torch.randn(8, 17, generator=draw), torch.randn(8, 17, generator=draw)) for _ in range(10)]
-
-
 def trained(rank: int, world: int, cell: Cell, gas: int = 2, **zero: Any) -> list[torch.Tensor]:
-    optimizer = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.01}}
-    micro = 8 // (gas * world)
-    engine = start(mlp(3 + rank), settings(cell, micro=micro, gas=gas, opt=optimizer, zero=zero))
+    micro = BATCH // (gas * world)
+    engine = start(mlp(3 + rank), settings(cell, micro=micro, gas=gas, opt=OPTIMIZER, zero=zero))
     for x, y in batches():
         parts = list(zip(x.split(micro), y.split(micro), strict=True))
         for part_x, part_y in parts[rank::world]:
@@ -244,16 +234,6 @@ def trained(rank: int, world: int, cell: Cell, gas: int = 2, **zero: Any) -> lis
     result = [pannier.safe_get_full_fp32_param(param) for param in engine.module.parameters()]
     engine.destroy()
     return result
-
-
-def plain() -> list[torch.Tensor]:
-    model = mlp(3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
-    for x, y in batches():
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-    return [param.detach() for param in model.parameters()]
 
 
 @case("27")
@@ -265,7 +245,7 @@ def one_result(rank: int, world: int) -> None:
     def require_same(cell: Cell, gas: int = 2, **zero: Any) -> None:
         have = trained(rank, world, cell, gas, **zero)
         first = firsts.setdefault((gas, gas > 1 and cell[0] >= 2), have)
-        assert all(torch.equal(a, b) for a, b in zip(first, have, strict=True)), (cell, gas, zero)
+        assert equal(first, have), (cell, gas, zero)
 
     for cell in cells():
         require_same(cell, gas=1)

@@ -1,8 +1,11 @@
 """The incomplete window at the end of an epoch: carried over, or closed by the caller."""
 
+import pathlib
+
 import pytest
 import torch
 
+import pannier
 from case_models import Dot, cfg, matrix, run, start, weight
 
 
@@ -38,3 +41,15 @@ def test_caller_can_close_it_with_the_fixed_divisor() -> None:
         assert weight(engine) == before and engine.global_steps == 2
         run(engine, [[0.0]])
         assert engine.global_steps == 3
+
+
+def test_a_checkpoint_says_what_is_pending(tmp_path: pathlib.Path) -> None:
+    for stage, dev in matrix():
+        engine = six(stage, dev)
+        run(engine, [[8.0]])
+        with pytest.raises(pannier.UsageError, match="2 of 4 micro-batches"):
+            engine.save_checkpoint(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        run(engine, [[0.0], [0.0]])  # The refusal changed nothing.
+        assert weight(engine) == pytest.approx([-1.6], abs=1e-6)
+        engine.destroy()

@@ -1,11 +1,14 @@
 """Parameters that are not contiguous keep their logical order."""
 
+import pathlib
+
 import pytest
 import torch
 from torch import nn
 
 import pannier
 from case_models import Turned, cfg, matrix, start
+from pannier.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 WANT = [[-0.5, 2.3333333], [0.25, 3.2], [1.1666667, 4.1428571]]
 
@@ -43,6 +46,31 @@ def test_channels_last_convolution() -> None:
                 engine.step()
             results.append([param.detach().clone() for param in model.parameters()])
         assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [{}, {"bf16": {"enabled": True}}])
+def test_a_reload_gives_the_same(dtype: dict, tmp_path: pathlib.Path) -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    for stage, dev in matrix():
+        folder = tmp_path / f"{stage}{dev}"
+        engine = start(Turned(), cfg(stage=stage, dev=dev, **dtype))
+        for number in range(2):
+            if number == 1:
+                engine.save_checkpoint(folder)
+            engine.backward(engine(x))
+            engine.step()
+        want = pannier.safe_get_full_fp32_param(engine.module.w)
+        torch.testing.assert_close(get_fp32_state_dict_from_zero_checkpoint(folder)["w"], torch.tensor(WANT), rtol=0, atol=1e-6)
+        engine.destroy()
+        model = Turned()
+        again = start(model, cfg(stage=stage, dev=dev, **dtype))
+        again.load_checkpoint(folder)
+        torch.testing.assert_close(pannier.safe_get_full_fp32_param(model.w), torch.tensor(WANT), rtol=0, atol=1e-6)
+        assert model.w.stride() == Turned().w.stride()
+        again.backward(again(x))
+        again.step()
+        assert torch.equal(pannier.safe_get_full_fp32_param(model.w), want)
+        again.destroy()
 
 
 def test_overlapping_memory_is_an_error() -> None:

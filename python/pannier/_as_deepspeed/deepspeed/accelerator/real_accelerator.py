@@ -23,9 +23,9 @@ class CPUAccelerator:
     def set_device(self, device_index: int) -> None:
         """There is one device."""
 
-    def current_device(self) -> int:
-        """There is one device."""
-        return 0
+    def current_device(self) -> str:
+        """The one device, as torch takes it where a device is wanted."""
+        return "cpu"
 
     def current_device_name(self) -> str:
         """Its name."""

@@ -1,13 +1,14 @@
-"""Groups of parameters by experts."""
+"""Groups of parameters by experts, which are parameters like all others here."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..missing import explain
 
-
-def split_params_into_different_moe_groups_for_optimizer(param_groups: Any, *args: Any, **kwargs: Any) -> Any:
-    """Raises: experts are not cut over ranks."""
-    raise NotImplementedError(explain("deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer"))
+def split_params_into_different_moe_groups_for_optimizer(
+    param_groups: dict[str, Any] | Sequence[dict[str, Any]], max_group_size: float = 178956971
+) -> list[dict[str, Any]]:
+    """The groups as a list: experts are not cut over ranks, so they need none of their own."""
+    return [param_groups] if isinstance(param_groups, dict) else list(param_groups)
 
 
 def is_moe_param(param: Any) -> bool:

@@ -1,6 +1,9 @@
 """Names of the section `zero_optimization`."""
 
 from enum import IntEnum
+from typing import Any
+
+from ..config_sections import read_section
 
 ZERO_OPTIMIZATION = "zero_optimization"
 
@@ -15,4 +18,16 @@ class ZeroStageEnum(IntEnum):
     max_stage = 3
 
 
-__all__ = ["ZERO_OPTIMIZATION", "ZeroStageEnum"]
+class DeepSpeedZeroConfig:
+    """The section of those values, with its defaults filled in; its keys are attributes."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(vars(read_section(ZERO_OPTIMIZATION, values)))
+
+
+def get_zero_config(param_dict: dict[str, Any]) -> DeepSpeedZeroConfig:
+    """The section of a whole configuration."""
+    return DeepSpeedZeroConfig(**(param_dict.get(ZERO_OPTIMIZATION) or {}))
+
+
+__all__ = ["DeepSpeedZeroConfig", "ZERO_OPTIMIZATION", "ZeroStageEnum", "get_zero_config"]
