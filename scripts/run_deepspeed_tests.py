@@ -78,6 +78,7 @@ distributed.DistributedDataParallel.__init__ = initialize
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 HUNG = "hung"
+QUIET = 150.0  # Seconds; a rank that dies leaves torch's and multiprocessing's waits behind that never end.
 
 
 @dataclasses.dataclass
@@ -161,17 +162,22 @@ def run_file(tests: pathlib.Path, file: str, limit: float, select: str, sample: 
 
 
 def run_pytest(command: list[str], tests: pathlib.Path, environment: dict[str, str], limit: float) -> int | None:
-    """pytest's exit code, None where it took too long."""
+    """pytest's exit code, None where it took too long. A test that says nothing for long is ended with its process."""
+    log, until = pathlib.Path(environment["PANNIER_TEST_LOG"]), time.monotonic() + max(1.0, limit)
     with open(tests.parent / "output.txt", "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command, cwd=tests, env=environment, stdout=output, stderr=output, start_new_session=True
         )
-        try:
-            return process.wait(max(1.0, limit))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-            return None
+        began = time.time()
+        while True:
+            try:
+                return process.wait(5)
+            except subprocess.TimeoutExpired:
+                is_late = time.monotonic() > until
+                if is_late or time.time() - max(began, log.stat().st_mtime) > QUIET:
+                    os.killpg(process.pid, 9)
+                    code = process.wait()
+                    return None if is_late else code
 
 
 def read_log(file: str, log: pathlib.Path, ended: int | None) -> list[Result]:
@@ -183,7 +189,7 @@ def read_log(file: str, log: pathlib.Path, ended: int | None) -> list[Result]:
         if "outcome" in row:
             rows[row["test"]] = Result(file, name, row["outcome"], reason_of(row["text"]))
         else:
-            rows.setdefault(row["test"], Result(file, name, HUNG, "hung: the file took too long, or pytest.raises() in a rank saw no error, which ends the rank without a word"))
+            rows.setdefault(row["test"], Result(file, name, HUNG, "did not end: pytest.raises() saw no error in a rank, which ends the rank without a word, or ranks wait"))
     if not rows:
         tail = (log.parent / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
         return [Result(file, "(whole file)", "failed", f"pytest ended with {ended}: {' '.join(tail)}")]
