@@ -3,7 +3,8 @@
 
 SOURCE_TREE is a checkout of DeepSpeed 0.19.6 (its source package on PyPI has no tests). The tests are copied out of it,
 so that its package is not found, and run on the CPU through `python -m pannier.deepspeed`. What passed, failed and was
-skipped is listed by file, with the reason for each failure.
+skipped is listed by file, with the reasons. `--page` writes that into docs/deepspeed-tests.md, between its marks, and
+`--from` reads results of earlier runs instead of running.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 # The files that need no more than DeepSpeed's public interface.
 FILES = """
@@ -78,6 +80,8 @@ distributed.DistributedDataParallel.__init__ = initialize
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 HUNG = "hung"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+QUIET = 150.0  # Seconds; a rank that dies leaves torch's and multiprocessing's waits behind that never end.
 
 
 @dataclasses.dataclass
@@ -161,17 +165,22 @@ def run_file(tests: pathlib.Path, file: str, limit: float, select: str, sample: 
 
 
 def run_pytest(command: list[str], tests: pathlib.Path, environment: dict[str, str], limit: float) -> int | None:
-    """pytest's exit code, None where it took too long."""
+    """pytest's exit code, None where it took too long. A test that says nothing for long is ended with its process."""
+    log, until = pathlib.Path(environment["PANNIER_TEST_LOG"]), time.monotonic() + max(1.0, limit)
     with open(tests.parent / "output.txt", "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command, cwd=tests, env=environment, stdout=output, stderr=output, start_new_session=True
         )
-        try:
-            return process.wait(max(1.0, limit))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-            return None
+        began = time.time()
+        while True:
+            try:
+                return process.wait(5)
+            except subprocess.TimeoutExpired:
+                is_late = time.monotonic() > until
+                if is_late or time.time() - max(began, log.stat().st_mtime) > QUIET:
+                    os.killpg(process.pid, 9)
+                    code = process.wait()
+                    return None if is_late else code
 
 
 def read_log(file: str, log: pathlib.Path, ended: int | None) -> list[Result]:
@@ -183,7 +192,7 @@ def read_log(file: str, log: pathlib.Path, ended: int | None) -> list[Result]:
         if "outcome" in row:
             rows[row["test"]] = Result(file, name, row["outcome"], reason_of(row["text"]))
         else:
-            rows.setdefault(row["test"], Result(file, name, HUNG, "hung: the file took too long, or pytest.raises() in a rank saw no error, which ends the rank without a word"))
+            rows.setdefault(row["test"], Result(file, name, HUNG, "did not end: pytest.raises() saw no error in a rank, which ends the rank without a word, or ranks wait"))
     if not rows:
         tail = (log.parent / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
         return [Result(file, "(whole file)", "failed", f"pytest ended with {ended}: {' '.join(tail)}")]
@@ -202,26 +211,74 @@ def reason_of(text: str) -> str:
     return line.removeprefix("Skipped: ")[:300]
 
 
-def print_results(results: list[Result]) -> None:
-    """The table and the reasons, the most frequent first."""
-    by_file: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+# Why a test does not pass, by a pattern of "file::name: message". The first that matches counts.
+WHY = [
+    (r"muon", "Muon is not one of the optimizers"),
+    (r"zenflow|zf\.py|split_affinity", "there is no ZenFlow"),
+    (r"moe\.|MoE", "there is no expert parallelism"),
+    (r"runtime\.pipe|pipeline|Pipeline", "there are no pipelines"),
+    (r"step_subgroup|rollback_subgroup|op_builder|Builder\(\)", "reaches into kernels of DeepSpeed's own"),
+    (r"fp32_optimizer_states", "moments are fp32 always"),
+    (r"torch_autocast|zero\.linear", "there is no replaced linear layer and no autocast of the engine's"),
+    (r"ds_tensor|fp32_groups|averaged_gradients|nccl_start_alignment|allreduce_gradients|leaf_parameters"
+     r"|accumulated_grads_in_cpu|PartitionCache|AdamOptimizerStepCount|count_used_parameters|applied_pre_backward"
+     r"|pre_bwd_fn|_is_gradient_accumulation_boundary|SimpleNamespace|step_ratio|micro_step_id|_configure_train_batch",
+     "reads how DeepSpeed keeps things inside"),
+    (r"gradient_allreduce_op", "gradients are averaged over ranks; scale the loss for a sum"),
+    (r"differ from rank 0's", "a rank gives another gradient than the others, which is an error here and wanted by the test"),
+    (r"isinstance\(ds_optimizer|OptimizerImplementation", "what initialize returns is one class, with the described optimizer in `.optimizer`"),
+    (r"offload_param needs", "offload_param below stage 3 is an error; DeepSpeed ignores it"),
+    (r"a backward that was not the engine's", "the loss must be scaled first: engine.backward(loss), or engine.scale(loss).backward()"),
+    (r"direct_backward_raises", "loss.backward() works at stage 0 too"),
+    (r"optimizer \S+ is not supported", "an optimizer of the test's own can't run in the engine"),
+    (r"unknown key|warmup_type", "a key or value that DeepSpeed ignores is an error here"),
+    (r"NoneType.*norm", "at stages 0 and 1 ranks share gradients when the window ends; before, there is none to read"),
+    (r"global_samples", "global_samples counts windows of the configured size"),
+    (r"not partitioned after backward", "with one rank nothing is partitioned"),
+    (r"OffloadOptim.*did not end", "any supported optimizer works with offload; the test wants an error"),
+    (r"gpu_error.*did not end|overlap_comm.*did not end", "what the test wants refused works"),
+    (r"did not end", "an error that the test waits for does not come"),
+    (r"Found no NVIDIA|no CUDA|CUDA|CPU accelerator|half precision not supported|inf/nan output|NCCL", "needs a GPU"),
+    (r"async_io|AsyncIO", "DeepSpeed's asynchronous files are not offered; states on a disk are the engine's"),
+    (r"Lamb", "there is no Lamb"),
+    (r"Local APIs only", "a test of stage 3 in another stage"),
+]
+
+
+def why(result: Result) -> str:
+    """Why a test does not pass, as far as that is known."""
+    text = f"{result.file}::{result.name}: {result.reason}"
+    return next((reason for pattern, reason in WHY if re.search(pattern, text)), "not explained")
+
+
+def table(results: list[Result]) -> Iterator[str]:
+    """The results as Markdown."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for result in results:
-        by_file[result.file][result.outcome] += 1
-    print(f"{'passed':>7} {'failed':>7} {'skipped':>8}  file")
-    for file, counts in by_file.items():
-        print(f"{counts['passed']:>7} {counts['failed']:>7} {counts['skipped']:>8}  {file}")
-    totals = collections.Counter(result.outcome for result in results)
-    print(f"{totals['passed']:>7} {totals['failed']:>7} {totals['skipped']:>8}  in all")
+        counts[result.file][result.outcome] += 1
+        counts["in all"][result.outcome] += 1
+    yield "| file | passed | failed | skipped |"
+    yield "|---|---:|---:|---:|"
+    for file in sorted(counts, key=lambda file: (file == "in all", file)):
+        yield f"| {file} | " + " | ".join(str(counts[file][kind]) for kind in ("passed", "failed", "skipped")) + " |"
     for outcome in ("failed", "skipped"):
-        reasons: dict[str, list[str]] = collections.defaultdict(list)
+        reasons: dict[str, list[Result]] = collections.defaultdict(list)
         for result in results:
             if result.outcome == outcome:
-                reasons[result.reason].append(f"{result.file}::{result.name}")
-        print(f"\n{outcome}:")
-        for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
-            print(f"  {len(names)} x {reason}")
-            for name in names[:3]:
-                print(f"      {name}")
+                reasons[why(result)].append(result)
+        yield ""
+        yield f"| {outcome}, because | tests | such as |"
+        yield "|---|---:|---|"
+        for reason, rows in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
+            yield f"| {reason} | {len(rows)} | `{rows[0].file}::{rows[0].name}` |"
+
+
+def print_results(results: list[Result]) -> None:
+    """The table, and each message of those that have no known reason."""
+    print("\n".join(table(results)))
+    for result in results:
+        if result.outcome != "passed" and why(result) == "not explained":
+            print(f"\nnot explained: {result.file}::{result.name}\n    {result.reason}")
 
 
 def main() -> int:
@@ -233,7 +290,12 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="at most so many cases of each test function")
     parser.add_argument("--limit", type=float, default=600, help="seconds a file may take")
     parser.add_argument("--json", type=pathlib.Path, help="write the results here as well")
+    parser.add_argument("--from", dest="earlier", type=pathlib.Path, nargs="+", help="results that --json wrote")
+    parser.add_argument("--page", type=pathlib.Path, help="a page of Markdown; what is between its marks is replaced")
     arguments = parser.parse_args()
+    if arguments.earlier:
+        rows = [Result(**row) for file in arguments.earlier for row in json.loads(file.read_text())]
+        return report(sorted(rows, key=lambda row: FILES.index(row.file)), arguments)
     unit = arguments.source / "tests" / "unit"
     if not unit.is_dir():
         parser.error(f"there is no {unit}; a checkout of DeepSpeed's repository has it, its package on PyPI does not")
@@ -248,9 +310,17 @@ def main() -> int:
         for file in arguments.file or FILES:
             results += run_file(tests, file, arguments.limit, arguments.select, arguments.sample)
             print(f"{file}: {collections.Counter(r.outcome for r in results if r.file == file)}", file=sys.stderr)
+    return report(results, arguments)
+
+
+def report(results: list[Result], arguments: argparse.Namespace) -> int:
+    """Prints and writes the results; 1 where a test failed."""
     print_results(results)
     if arguments.json:
         arguments.json.write_text(json.dumps([dataclasses.asdict(result) for result in results], indent=1))
+    if arguments.page:
+        before, mark, rest = arguments.page.read_text().partition(BEGIN)
+        arguments.page.write_text(f"{before}{mark}\n" + "\n".join(table(results)) + f"\n{END}{rest.partition(END)[2]}")
     return int(any(result.outcome == "failed" for result in results))
 
 

@@ -22,6 +22,7 @@ from pannier.rendezvous import interface_to, join
 __all__ = [
     "ReduceOp",
     "all_gather",
+    "all_gather_into_tensor",
     "all_reduce",
     "barrier",
     "broadcast",
@@ -254,6 +255,17 @@ def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any
     if is_initialized():
         return dist.all_gather(tensor_list, tensor, group, async_op)
     tensor_list[0].copy_(tensor)
+    return None
+
+
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor, tensor: torch.Tensor, group: Any = None, async_op: bool = False
+) -> Any:
+    """Collects every rank's tensor, one after the other. A tensor without dimensions counts as one of one element."""
+    flat = tensor.view(1) if tensor.dim() == 0 else tensor
+    if is_initialized():
+        return dist.all_gather_into_tensor(output_tensor, flat, group, async_op)
+    output_tensor.copy_(flat.view_as(output_tensor))
     return None
 
 

@@ -11,6 +11,9 @@ from pannier.errors import UsageError
 class StateMoves:
     """What rests outside the device already has nowhere to go; the rest has no way there."""
 
+    sparse_tensor_module_names: frozenset[str] = frozenset()
+    """Gradients are dense."""
+
     def offload_states(
         self, include: Collection[Any] | None = None, device: Any = "cpu", pin_memory: bool = True, non_blocking: bool = False
     ) -> None:

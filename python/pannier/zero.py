@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,8 @@ class Init:
     another one, and those that are left when the block ends. Until `initialize` takes the model they are whole inside
     `GatheredParameters` only. Values are rank 0's. With one rank nothing is different.
 
-    All ranks build the same model. Of the arguments `module` (partitioned at once) and `enabled` are looked at. torch's
+    `Module.apply` finds each module's own parameters whole, and what it writes on rank 0 counts: models initialize the
+    weights of their parts so. All ranks build the same model. Of the arguments `module` (partitioned at once) and `enabled` are looked at. torch's
     constructors are left alone.
     """
 
@@ -61,6 +62,7 @@ class Init:
         self.enabled = enabled
         self._hooks: list[RemovableHandle] = []
         self._noted: list[weakref.ref[torch.nn.Parameter]] = []
+        self._apply: Callable[..., Any] | None = None
         if module is not None and enabled:
             comm.ensure_group()
             for param in module.parameters():
@@ -74,6 +76,8 @@ class Init:
                 register_module_parameter_registration_hook(self._note_parameter),
                 register_module_module_registration_hook(_partition_part),
             ]
+            self._apply = torch.nn.Module.apply
+            torch.nn.Module.apply = _apply_to_whole(self._apply)  # type: ignore[method-assign]
         return self
 
     def __exit__(
@@ -82,6 +86,8 @@ class Init:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._apply is not None:
+            torch.nn.Module.apply, self._apply = self._apply, None  # type: ignore[method-assign]
         noted, self._noted = self._noted, []
         if kind is None:
             early.partition(param for ref in noted if (param := ref()) is not None)
@@ -90,6 +96,23 @@ class Init:
         if param is not None:
             _made[param] = True
             self._noted.append(weakref.ref(param))
+
+
+def _apply_to_whole(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`Module.apply` that gives its function whole parameters."""
+
+    def apply_to_whole(module: torch.nn.Module, function: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
+        if getattr(function, "gathers", False):  # torch's own calls this for the parts.
+            return apply(module, function)
+
+        def on_whole(part: torch.nn.Module) -> None:
+            with GatheredParameters(part.parameters(recurse=False), modifier_rank=0):
+                function(part)
+
+        on_whole.gathers = True  # type: ignore[attr-defined]
+        return apply(module, on_whole)
+
+    return apply_to_whole
 
 
 def _partition_part(module: torch.nn.Module, name: str, part: torch.nn.Module | None) -> None:

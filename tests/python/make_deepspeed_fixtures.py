@@ -14,36 +14,15 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-
-class Net(torch.nn.Module):
-    """Tied, frozen and one-dimensional parameters, and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = torch.nn.Embedding(7, 6)
-        self.up = torch.nn.Linear(6, 9)
-        self.frozen = torch.nn.Linear(9, 6)
-        self.frozen.requires_grad_(False)
-        self.norm = torch.nn.LayerNorm(6)
-        self.head = torch.nn.Linear(6, 7, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("seen", torch.arange(3.0))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        return self.head(self.norm(self.frozen(self.up(x).relu()))).float().logsumexp(-1).mean()
+from deepspeed_fixture import SEEN, Net, groups_of
 
 
 def main(stage: int, folder: str) -> None:
     """Trains three steps and saves."""
     torch.manual_seed(3)
     model = Net()
-    trained = [param for param in model.parameters() if param.requires_grad]
-    groups = [
-        {"params": [param for param in trained if param.dim() > 1], "weight_decay": 0.1},
-        {"params": [param for param in trained if param.dim() <= 1], "weight_decay": 0.0},
-    ]
+    model.seen.copy_(SEEN)
+    groups = groups_of(model, weight_decay=0.1)
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
@@ -51,7 +30,7 @@ def main(stage: int, folder: str) -> None:
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
     }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=0.01), config=config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=0.01, weight_decay=0.0), config=config)
     rank = int(os.environ["RANK"])
     for step in range(3):
         draw = torch.Generator().manual_seed(10 * step + rank)

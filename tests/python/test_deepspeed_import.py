@@ -14,33 +14,11 @@ import pannier
 from pannier import zero_to_fp32
 from pannier.checkpoints import state_dict_of
 from pannier.deepspeed_import import import_checkpoint
+from deepspeed_fixture import SEEN, Net, groups_of
 from reference import config
 
 CASES = pathlib.Path(__file__).parent / "cases" / "deepspeed"
 ADAMW = {"type": "AdamW", "params": {"lr": 0.5}}
-
-
-class Net(torch.nn.Module):
-    """The model of make_deepspeed_fixtures.py."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = torch.nn.Embedding(7, 6)
-        self.up = torch.nn.Linear(6, 9)
-        self.frozen = torch.nn.Linear(9, 6)
-        self.frozen.requires_grad_(False)
-        self.norm = torch.nn.LayerNorm(6)
-        self.head = torch.nn.Linear(6, 7, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("seen", torch.zeros(3))
-
-
-def groups_of(model: Net) -> list[dict[str, Any]]:
-    trained = [param for param in model.parameters() if param.requires_grad]
-    return [
-        {"params": [param for param in trained if param.dim() > 1]},
-        {"params": [param for param in trained if param.dim() <= 1]},
-    ]
 
 
 @pytest.mark.parametrize("kind", ["stage1", "stage2", "stage3", "universal"])
@@ -59,7 +37,7 @@ def test_weights_and_moments_are_deepspeeds(tmp_path: pathlib.Path, kind: str) -
     )
     path, client_state = engine.load_checkpoint(tmp_path)
     assert (path, client_state, engine.global_steps) == (str(tmp_path / "t3"), {}, 3)
-    assert model.seen.tolist() == [0.0, 1.0, 2.0]
+    assert model.seen.tolist() == SEEN.tolist()
     assert {"embed.weight", "up.weight", "up.bias", "norm.weight", "norm.bias"} <= truth.keys()
     for name, param in model.named_parameters():
         if param.requires_grad:
@@ -127,4 +105,4 @@ def test_missing_ranks_are_named(tmp_path: pathlib.Path) -> None:
 
 def test_an_imported_checkpoint_is_whole(tmp_path: pathlib.Path) -> None:
     import_checkpoint(CASES / "stage1", tmp_path, "t3")
-    assert state_dict_of(tmp_path)["seen"].tolist() == [0.0, 1.0, 2.0]
+    assert state_dict_of(tmp_path)["seen"].tolist() == SEEN.tolist()

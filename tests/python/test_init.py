@@ -121,6 +121,39 @@ def test_parameters_in_shares_are_whole_where_they_are_gathered_and_refuse_elsew
         assert result["kept"] == 0
 
 
+class Sets(torch.nn.Module):
+    """A model that initializes the weights of its parts, as most do."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(12, 7), torch.nn.Linear(7, 5))
+        self.head = torch.nn.Linear(5, 3)
+        self.value = value
+        self.apply(self._set)
+
+    def _set(self, part: torch.nn.Module) -> None:
+        if isinstance(part, torch.nn.Linear):
+            torch.nn.init.constant_(part.weight, self.value)
+            part.bias.data.zero_()
+
+
+@program
+def applied(rank: int, world: int) -> Any:
+    apply = torch.nn.Module.apply
+    with pannier.zero.Init(), pannier.zero.Init():
+        model = Sets(2.0 + rank)
+    params = list(model.parameters())
+    result = [sum(early.is_away(param) for param in params), torch.nn.Module.apply is apply]
+    with pannier.zero.GatheredParameters(params):
+        result.append([float(param.float().mean()) for param in params])
+    return result
+
+
+def test_models_initialize_their_parts_and_rank_0s_values_count() -> None:
+    for ended in ranks.run(__file__, "applied", 2):
+        assert ended.result == [6, True, [2.0, 0.0] * 3]
+
+
 @program
 def memory(rank: int, world: int) -> Any:
     def current() -> int:

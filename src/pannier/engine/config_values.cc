@@ -136,6 +136,9 @@ std::optional<Value> convert(const KeyRow& row, const Json& value, std::string& 
   wanted = wanted_text(row);
   switch (row.kind) {
     case Kind::kBool:
+      if (value == 0 || value == 1) {  // Other programs write them so; a text is never a boolean.
+        return value == 1;
+      }
       return value.is_boolean() ? std::optional<Value>(value.get<bool>()) : std::nullopt;
     case Kind::kInteger:
     case Kind::kSize:

@@ -53,3 +53,16 @@ def test_whole_floats_and_tiny_buckets_train_alike() -> None:
 def test_null_device_means_none() -> None:
     engine = start(Dot(), with_zero(offload_optimizer={"device": None}))
     assert not engine.zero_use_cpu_optimizer()
+
+
+def test_one_and_zero_are_booleans_but_no_text_is() -> None:
+    engine = start(Dot(), cfg(bf16={"enabled": 1}, zero_allow_untested_optimizer=1, fp16={"enabled": 0}))
+    assert engine.bfloat16_enabled() and not engine.fp16_enabled()
+    for wrong in (2, -1, 0.5, "1", "true", []):
+        with pytest.raises(pannier.ConfigError, match=r"bf16\.enabled"):
+            start(Dot(), cfg(bf16={"enabled": wrong}))
+
+
+def test_a_value_that_is_no_number_is_named() -> None:
+    with pytest.raises(pannier.ConfigError, match=r"optimizer\.params\.lr: NaN"):
+        start(Dot(), with_optimizer(lr=float("nan")))

@@ -62,7 +62,9 @@ def trained(dev: str, folder: str, **disk: Any) -> list[torch.Tensor]:
 def sizes_and_buffers(rank: int, world: int, folder: str) -> list[str]:
     """What differs from states in host memory; a buffer that is too small is said at `initialize`."""
     wrong = []
-    for stage in (1, 2, 3):
+    folder = os.path.join(folder, f"disk of rank {rank}")  # Each machine has its own.
+    os.makedirs(folder)
+    for stage in (1, 3):
         want = trained("cpu", folder, stage=stage)
         for size in (16, 4096, 1e6):
             for count in (1, 2, 5):
