@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import io
+import json
 import logging
 import os
 import pathlib
@@ -65,6 +66,7 @@ class Checkpoints:
     ) -> bool:
         """Saves all that a resume needs into `save_dir`/`tag`; every rank calls it. It is on disk on return.
 
+        With `"checkpoint": {"async": true}` it is written while training goes on: see `finish_checkpoint`.
         `tag` is `global_step` and the number of steps where it is not given. `client_state` comes back from
         `load_checkpoint`. What was saved before stays whole whatever happens.
         """
@@ -90,6 +92,13 @@ class Checkpoints:
         except ConfigError as error:
             raise UsageError(str(error)) from None
         return True
+
+    def finish_checkpoint(self) -> None:
+        """Waits until the last checkpoint is on disk, with `"checkpoint": {"async": true}`; every rank calls it.
+
+        The next save, load and `destroy` do so too. An error of the writing is raised by the next call of any kind.
+        """
+        core.call(self.core.finish_checkpoint)
 
     def load_checkpoint(
         self,
@@ -132,8 +141,9 @@ class Checkpoints:
             self._report(path, *reports)
         saved = _unpack(common[_COMMON]) if _COMMON in common else {}
         _load_extra_states(self.module, saved.get("extra_states", {}))
+        client_state = saved.get("client_state", json.loads(attributes.get("client_state", "{}")))
         if load_module_only:
-            return path, saved.get("client_state", {})
+            return path, client_state
         if load_lr_scheduler_states and self.lr_scheduler is not None and saved.get("lr_scheduler") is not None:
             self.lr_scheduler.load_state_dict(saved["lr_scheduler"])
         if load_optimizer_states and self.optimizer is not None and "param_groups" in saved:
@@ -148,7 +158,7 @@ class Checkpoints:
             self._load_from_text(attributes, load_lr_scheduler_states, load_optimizer_states)
         if _OWN in own:
             self._load_own(_unpack(own[_OWN]))
-        return path, saved.get("client_state", {})
+        return path, client_state
 
     def save_16bit_model(
         self,

@@ -7,6 +7,8 @@ pickles; they are read by torch's loader that runs no code, with empty stand-ins
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import math
 import os
 import pathlib
@@ -21,7 +23,14 @@ import torch
 from pannier import core
 from pannier.errors import ConfigError
 
+_log = logging.getLogger("pannier")
 _STATE_PREFIX = "optimizer."
+# What DeepSpeed puts beside the client state, into the same dict.
+_ITS_OWN = frozenset(
+    "module buffer_names optimizer param_shapes frozen_param_shapes shared_params frozen_param_fragments lr_scheduler "
+    "data_sampler random_ltd sparse_tensor_module_names csr_tensor_module_names skipped_steps global_steps global_samples "
+    "dp_world_size mp_world_size checkpoint_parallel_dimensions ds_config ds_version universal_checkpoint_info".split()
+)
 _GROUP_VALUES = ("lr", "eps", "weight_decay", "momentum")
 
 
@@ -49,6 +58,7 @@ class Source:
         self.groups: list[Mapping[str, Any]] = []
         self.counters: dict[str, int] = {}
         self.schedule: int | None = None
+        self.client_state: dict[str, Any] = {}
         self.read: Callable[[str, str], torch.Tensor]
         """The tensor of a parameter's: "fp32_param" or one of `states`."""
 
@@ -68,9 +78,21 @@ class Source:
             self.untrained[name] = torch.cat(parts)[: math.prod(shape)].reshape(shape)
         names = ("global_steps", "global_samples", "skipped_steps")
         self.counters = {name: int(states.get(name) or 0) for name in names}
+        self.client_state = {key: value for key, value in states.items() if key not in _ITS_OWN and _is_plain(value)}
+        if lost := sorted(str(key) for key in states.keys() - _ITS_OWN - self.client_state.keys()):
+            _log.warning("client_state: %s are not taken over, since they are no plain data", ", ".join(lost))
         scheduler = states.get("lr_scheduler")
         if isinstance(scheduler, Mapping):
             self.schedule = scheduler.get("last_batch_iteration")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives it back as it is."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
 def load(path: pathlib.Path) -> Any:
@@ -248,6 +270,8 @@ def attributes_of(source: Source) -> dict[str, str]:
         attributes |= {f"group.{index}.{key}": repr(float(value)) for key, value in values.items()}
     if source.schedule is not None:
         attributes["schedule.iteration"] = str(source.schedule)
+    if source.client_state:
+        attributes["client_state"] = json.dumps(source.client_state)
     attributes["imported_from"] = "DeepSpeed"
     return attributes
 

@@ -36,6 +36,9 @@ class Borrowed final : public Communicator {
   [[nodiscard]] std::vector<std::string> share_texts(const std::string& name, const std::string& text) override {
     return own_.share_texts(name, text);
   }
+  [[nodiscard]] std::unique_ptr<TextChannel> open_channel(const std::string& name) override {
+    return own_.open_channel(name);
+  }
   void report_failure(const std::string& message) override { own_.report_failure(message); }
   void check() override { own_.check(); }
   void explain_failures(std::function<std::string(const std::string& message)> explain) override {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
+import frameworks
 import pannier
 import ranks
 from reference import DTYPES, OPTIMIZERS, Zoo, config, gradients
@@ -18,10 +20,10 @@ from test_program import run
 from test_ranks import digest
 from test_stage_3 import TIMEOUT, Tower, settings, tokens
 
-PROGRAMS: dict[str, ranks.Program] = {}
+PROGRAMS: dict[str, Any] = {}
 
 
-def program(body: ranks.Program) -> ranks.Program:
+def program(body: Any) -> Any:
     PROGRAMS[body.__name__] = body
     return body
 
@@ -179,6 +181,77 @@ def test_any_shape_loads_into_any_other(tmp_path: pathlib.Path) -> None:
     expected = run("write", 3, zero={"stage": 3}, dtype="fp32")
     assert run("read", 1, zero={"stage": 0}, dtype="bf16") == expected
     assert run("read", 2, zero={"stage": 2}, dtype="fp32") == expected
+
+
+def on_disk(folder: pathlib.Path) -> dict[str, Any]:
+    """A home for the optimizer's states, in chunks of one block."""
+    return {"device": "nvme", "nvme_path": str(folder), "buffer_count": 2, "buffer_size": 2 * 4096 * 16}
+
+
+def test_any_home_loads_into_any_other(tmp_path: pathlib.Path) -> None:
+    disk = {"zero": {"offload_optimizer": on_disk(tmp_path)}}
+    homes = {"device": {}, "host": {"offload": True}, "disk": disk}
+    written = {}
+    for home, options in homes.items():
+        engine = zoo_engine(**options)
+        for step in range(3):
+            zoo_step(engine, step, "bf16")
+        engine.save_checkpoint(tmp_path, tag=home)
+        written[home] = digest(held(engine)[:-1])
+        engine.destroy()
+    assert len(set(written.values())) == 1
+    for tag, home in (("host", "disk"), ("disk", "host"), ("disk", "device"), ("device", "disk"), ("disk", "disk")):
+        engine = zoo_engine(**homes[home])
+        engine.load_checkpoint(tmp_path, tag=tag)
+        assert digest(held(engine)[:-1]) == written[tag], (tag, home)
+        zoo_step(engine, 3, "bf16")
+        engine.destroy()
+
+
+@program
+def write_on_disk(rank: int, world: int, folder: str) -> str:
+    return write(rank, world, folder, json.dumps({"zero": {"stage": 2, "offload_optimizer": on_disk(folder)}}))
+
+
+def test_disks_of_two_ranks_load_into_one(tmp_path: pathlib.Path) -> None:
+    expected = {ended.result for ended in ranks.run(__file__, "write_on_disk", 2, str(tmp_path))}
+    for options in ({"zero": {"stage": 2, "offload_optimizer": on_disk(tmp_path)}}, {"zero": {"stage": 3}}):
+        assert {read(0, 1, str(tmp_path), json.dumps(options))} == expected
+
+
+class Long(torch.nn.Module):
+    """Enough parameters that buffers are seen beside them."""
+
+    def __init__(self, numel: int = 3 << 20) -> None:
+        super().__init__()
+        self.parts = torch.nn.ParameterList(torch.linspace(-1, 1, numel // 4) for _ in range(4))
+
+    def forward(self) -> torch.Tensor:
+        return torch.stack([part.float().square().mean() for part in self.parts]).sum()
+
+
+@pytest.mark.parametrize("home", ["device", "host", "disk"])
+def test_loading_takes_a_tenth_more_memory_at_most(tmp_path: pathlib.Path, home: str) -> None:
+    disk = {"device": "nvme", "nvme_path": str(tmp_path), "buffer_count": 4, "buffer_size": 1 << 20}
+    zero = {"device": {}, "host": {"offload_optimizer": {"device": "cpu"}}, "disk": {"offload_optimizer": disk}}[home]
+
+    def make() -> pannier.Engine:
+        return pannier.initialize(model=Long(), config=config(OPTIMIZERS["AdamW"][0], dtype="bf16", zero=zero))[0]
+
+    engine = make()
+    engine.backward(engine())
+    engine.step()
+    engine.save_checkpoint(tmp_path)
+    expected = [part.detach().clone() for part in engine.module.parts]
+    engine.destroy()
+    engine = make()
+    engine.optimizer.zero_grad()
+    engine.reset_peak_memory()
+    engine.load_checkpoint(tmp_path)
+    stats = engine.memory_stats()
+    peak = sum(stats[tier]["peak"] for tier in ("device", "host"))
+    assert peak <= 1.1 * sum(stats[tier]["current"] for tier in ("device", "host")), stats
+    assert all(torch.equal(part, other) for part, other in zip(engine.module.parts, expected, strict=True))
 
 
 @program
@@ -473,6 +546,39 @@ def test_the_command_lists_verifies_compares_and_prunes(saved: pathlib.Path) -> 
     assert not (saved / "one").exists()
 
 
+@program
+def compare_logits(folder: str) -> list[bool]:
+    """Whether transformers loads the exports of an engine, and computes what the engine's own model does."""
+    import transformers
+
+    torch.manual_seed(0)
+    shape = transformers.Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=True, torch_dtype="bfloat16",
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(shape)
+    engine, *_ = pannier.initialize(model=model, config=settings(dtype="bf16", zero={"stage": 2}))
+    words = torch.arange(12).reshape(2, 6)
+    engine.backward(engine(input_ids=words, labels=words).loss)
+    engine.step()
+    expected = model.eval()(input_ids=words).logits.detach()
+    home = pathlib.Path(folder)
+    engine.save_checkpoint(home / "run")
+    engine.save_16bit_model(home / "exported", max_shard_size="20KB")
+    run("checkpoint", "consolidate", home / "run", home / "consolidated", "--max-shard-size", "20KB")
+    same = []
+    for name in ("exported", "consolidated"):
+        shape.save_pretrained(home / name)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(home / name, dtype=torch.bfloat16)
+        same.append(torch.equal(loaded.eval()(input_ids=words).logits, expected))
+    return same
+
+
+def test_transformers_loads_what_is_exported_and_computes_the_same(tmp_path: pathlib.Path) -> None:
+    (same,) = frameworks.run(__file__, "compare_logits", str(tmp_path), starter=())
+    assert same == [True, True]
+
+
 # --- what goes wrong ---
 
 
@@ -573,7 +679,9 @@ def test_saving_over_a_tag_replaces_it_and_leaves_no_old_file(saved: pathlib.Pat
         small_step(engine, step)
     engine.save_checkpoint(saved, tag="one")
     names = sorted(path.name for path in (saved / "one").iterdir())
-    assert len(names) == 4 and {"manifest.json", "notes.txt"} < set(names)
+    kinds = sorted(name.split("-")[2] for name in names if name.startswith("pannier-"))
+    assert kinds == ["exp_avg", "exp_avg_sq", "extra", "rank"]  # Of one save.
+    assert len(names) == len(kinds) + 2 and {"manifest.json", "notes.txt"} < set(names)
     engine.load_checkpoint(saved)
     assert engine.global_steps == 3
 
@@ -594,7 +702,6 @@ def save_for_ever(rank: int, world: int, folder: str) -> None:
 def test_killed_at_any_moment_of_saving_the_last_one_loads(tmp_path: pathlib.Path) -> None:
     import random
     import subprocess
-    import sys
     import time
 
     draw = random.Random(5)
@@ -616,4 +723,4 @@ def test_killed_at_any_moment_of_saving_the_last_one_loads(tmp_path: pathlib.Pat
 
 
 if __name__ == "__main__":
-    ranks.main(PROGRAMS)
+    frameworks.main(PROGRAMS) if "compare_logits" in sys.argv else ranks.main(PROGRAMS)

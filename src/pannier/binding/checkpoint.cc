@@ -71,6 +71,7 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
                return self->core.save_checkpoint({folder, tag, set_latest}, contents);
              });
            })
+      .def("finish_checkpoint", [](const Self& self) { translated([&] { self->core.finish_checkpoint(); }); })
       .def("load_checkpoint",
            [](const Self& self, const std::string& folder, const std::string& tag, bool strict, bool optimizer_states,
               bool module_only, bool parameters, const Names& frozen_names, const Tensors& frozen,

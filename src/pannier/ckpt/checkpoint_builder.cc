@@ -51,10 +51,7 @@ void CheckpointBuilder::write(std::span<const std::byte> bytes) {
     throw ConfigError(fmt::format("{} bytes of tensor '{}', {} were expected", bytes.size(), tensor.name,
                                   static_cast<std::size_t>(numel) * width));
   }
-  for (std::int64_t at = 0; at < numel; at = chunk_end(at, numel)) {
-    writer_->write(bytes.subspan(static_cast<std::size_t>(at) * width,
-                                 static_cast<std::size_t>(chunk_end(at, numel) - at) * width));
-  }
+  writer_->write(bytes);
   ++next_;
 }
 

@@ -81,6 +81,12 @@ const SafetensorsReader& CheckpointReader::reader_of(const ManifestShard& shard,
   return *reader;
 }
 
+std::uint64_t CheckpointReader::file_offset(const ManifestShard& shard, std::int64_t element) {
+  const TensorInfo& info = *tensors_.at(shard.tensor);
+  const SafetensorsReader& reader = reader_of(shard, info);
+  return reader.offset_of(*reader.find(shard.key), element - shard.begin);
+}
+
 // Whole chunks go to where they are wanted; of those at the ends, all is read and a part is given.
 void CheckpointReader::read_shard(const ManifestShard& shard, const TensorInfo& info, std::int64_t begin,
                                   std::span<std::byte> bytes) {

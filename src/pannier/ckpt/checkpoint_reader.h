@@ -30,6 +30,11 @@ class CheckpointReader {
 
   [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
   [[nodiscard]] const std::string& path() const noexcept { return folder_.path(); }
+  [[nodiscard]] const SealedFolder& folder() const noexcept { return folder_; }
+  /// The shards that hold a tensor's elements, in their order; none of a tensor without elements.
+  [[nodiscard]] const std::vector<const ManifestShard*>& shards(const std::string& tensor) { return shards_[tensor]; }
+  /// Where a shard's element is in its file, in bytes. Throws IoError where the file has another tensor in its place.
+  [[nodiscard]] std::uint64_t file_offset(const ManifestShard& shard, std::int64_t element);
   /// Null where the checkpoint has no such tensor.
   [[nodiscard]] const TensorInfo* find(const std::string& tensor) const;
   /// The attribute's text; `otherwise` where there is none.

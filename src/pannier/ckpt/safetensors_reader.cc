@@ -65,8 +65,7 @@ void SafetensorsReader::read(const std::string& name, std::int64_t begin_element
     throw ConfigError(fmt::format("'{}': {} bytes from element {} are not within tensor '{}' of {} elements", path_,
                                   bytes.size(), begin_element, name, entry->numel));
   }
-  const std::uint64_t at = data_offset_ + entry->begin + static_cast<std::uint64_t>(begin_element) * element;
-  read_exactly(fd_.get(), bytes, at, path_);
+  read_exactly(fd_.get(), bytes, offset_of(*entry, begin_element), path_);
 }
 
 }  // namespace pannier::ckpt

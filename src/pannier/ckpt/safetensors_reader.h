@@ -26,6 +26,10 @@ class SafetensorsReader {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return header_.metadata; }
   /// Null when there is none of that name.
   [[nodiscard]] const SafetensorsEntry* find(const std::string& name) const;
+  /// Where an element of one is in the file, in bytes.
+  [[nodiscard]] std::uint64_t offset_of(const SafetensorsEntry& entry, std::int64_t element) const noexcept {
+    return data_offset_ + entry.begin + static_cast<std::uint64_t>(element) * dtype_nbytes(entry.info.dtype);
+  }
   /// Reads elements from `begin_element` on, as many as fit `bytes` (whole elements). Throws ConfigError when tensor or
   /// range do not exist; IoError when the disk fails.
   void read(const std::string& name, std::int64_t begin_element, std::span<std::byte> bytes) const;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "pannier/base/error.h"
 
@@ -16,17 +17,35 @@ SafetensorsWriter::SafetensorsWriter(const SealedFolder& folder, const std::stri
       written_name_(options.rename_at_end ? name + ".partial" : name),
       header_(lay_out_safetensors(tensors, options.metadata)) {
   const std::string head = format_safetensors_header(header_, options.data_alignment);
-  data_offset_ = head.size();
   fd_ = folder_.create_file(written_name_);
   try {
-    write_exactly(fd_.get(), std::as_bytes(std::span(head)), 0, folder_.path() + "/" + written_name_);
+    if (options.mover != nullptr) {
+      packed_ = std::make_unique<PackedFile>(*options.mover, std::move(fd_), folder_.path() + "/" + written_name_,
+                                             head.size() + data_nbytes());
+    }
+    append(std::as_bytes(std::span(head)));
   } catch (const IoError&) {
+    packed_.reset();
     folder_.remove(written_name_);
     throw;
+  }
+  data_offset_ = head.size();
+}
+
+std::uint64_t SafetensorsWriter::data_nbytes() const noexcept {
+  return header_.entries.empty() ? 0 : header_.entries.back().end;
+}
+
+void SafetensorsWriter::append(std::span<const std::byte> bytes) {
+  if (packed_ != nullptr) {
+    packed_->append(bytes);
+  } else {
+    write_exactly(fd_.get(), bytes, data_offset_ + at_, folder_.path() + "/" + written_name_);
   }
 }
 
 SafetensorsWriter::~SafetensorsWriter() {
+  packed_.reset();
   if (!is_finished_) {
     try {
       folder_.remove(written_name_);
@@ -49,7 +68,7 @@ void SafetensorsWriter::write(std::size_t index, std::int64_t begin_element, std
     throw ConfigError(fmt::format("'{}': {} bytes of tensor '{}' from element {} do not follow the {} bytes before",
                                   name_, bytes.size(), entry.info.name, begin_element, at_));
   }
-  write_exactly(fd_.get(), bytes, data_offset_ + at_, folder_.path() + "/" + written_name_);
+  append(bytes);
   at_ += bytes.size();
 }
 
@@ -60,7 +79,12 @@ void SafetensorsWriter::finish() {
                                     entry.info.name, at_ - std::min(at_, entry.begin), entry.end - entry.begin));
     }
   }
-  sync_to_disk(fd_.get(), folder_.path() + "/" + written_name_);
+  if (packed_ != nullptr) {
+    packed_->finish();
+    packed_.reset();
+  } else {
+    sync_to_disk(fd_.get(), folder_.path() + "/" + written_name_);
+  }
   if (written_name_ != name_) {
     folder_.rename(written_name_, name_);
   }
@@ -68,8 +92,6 @@ void SafetensorsWriter::finish() {
   fd_.reset();
 }
 
-std::uint64_t SafetensorsWriter::file_nbytes() const noexcept {
-  return data_offset_ + (header_.entries.empty() ? 0 : header_.entries.back().end);
-}
+std::uint64_t SafetensorsWriter::file_nbytes() const noexcept { return data_offset_ + data_nbytes(); }
 
 }  // namespace pannier::ckpt

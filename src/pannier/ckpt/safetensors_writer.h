@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "pannier/ckpt/packed_file.h"
 #include "pannier/ckpt/safetensors_header.h"
 #include "pannier/ckpt/sealed_folder.h"
 
@@ -18,7 +20,8 @@ namespace pannier::ckpt {
 struct SafetensorsWriterOptions {
   std::map<std::string, std::string> metadata = {};  ///< Becomes `__metadata__`.
   std::size_t data_alignment = 8;                    ///< The data starts at a multiple of this, itself one of 8.
-  bool rename_at_end = true;  ///< Write under "NAME.partial" and rename in finish(); false: under the name at once.
+  bool rename_at_end = true;   ///< Write under "NAME.partial" and rename in finish(); false: under the name at once.
+  FileMover* mover = nullptr;  ///< Takes the bytes past the page cache; must outlive the writer. Null: for small files.
 };
 
 /// One file being written. Unless finish() returns, its destructor removes what was written. One thread. Not movable:
@@ -42,13 +45,17 @@ class SafetensorsWriter {
   [[nodiscard]] std::uint64_t file_nbytes() const noexcept;
 
  private:
+  void append(std::span<const std::byte> bytes);
+  [[nodiscard]] std::uint64_t data_nbytes() const noexcept;
+
   const SealedFolder& folder_;
   std::string name_;
   std::string written_name_;
   SafetensorsHeader header_;
-  OwnedFd fd_;
+  OwnedFd fd_;                          ///< Without a mover.
+  std::unique_ptr<PackedFile> packed_;  ///< With one.
   std::uint64_t data_offset_ = 0;
-  std::uint64_t at_ = 0;  ///< Bytes of data written.
+  std::uint64_t at_ = 0;  ///< Bytes of data that have come.
   bool is_finished_ = false;
 };
 

@@ -63,34 +63,42 @@ std::int64_t chunk_end(std::int64_t at, std::int64_t end) noexcept {
   return std::min(end, (at / kChunkElements + 1) * kChunkElements);
 }
 
-ShareWriter::ShareWriter(const SealedFolder& folder, std::string file, std::vector<ShareEntry> entries)
+ShareWriter::ShareWriter(const SealedFolder& folder, std::string file, std::vector<ShareEntry> entries,
+                         FileMover* mover)
     : folder_(folder), file_(std::move(file)), entries_(std::move(entries)) {
   std::erase_if(entries_, [](const ShareEntry& entry) { return entry.begin == entry.end; });
   if (!entries_.empty()) {
     writer_ = std::make_unique<SafetensorsWriter>(
         folder_, file_, flat_tensors(entries_),
-        SafetensorsWriterOptions{.data_alignment = kDataAlignment, .rename_at_end = false});
+        SafetensorsWriterOptions{.data_alignment = kDataAlignment, .rename_at_end = false, .mover = mover});
     at_ = entries_.front().begin;
   }
 }
 
 ShareWriter::~ShareWriter() = default;
 
-void ShareWriter::write(std::span<const std::byte> chunk) {
-  PANNIER_CHECK(next_ < entries_.size(), fmt::format("'{}': a chunk after the last", file_));
-  const ShareEntry& entry = entries_[next_];
-  const std::int64_t end = chunk_end(at_, entry.end);
-  const std::size_t wanted = static_cast<std::size_t>(end - at_) * dtype_nbytes(entry.dtype);
-  PANNIER_CHECK(chunk.size() == wanted, fmt::format("'{}': {} bytes of '{}' from element {} on, {} were expected",
-                                                    file_, chunk.size(), entry.tensor, at_, wanted));
-  if (at_ == entry.begin) {
-    share_.shards.push_back({file_, entry.tensor, entry.tensor, entry.begin, entry.end, {}});
-  }
-  share_.shards.back().checksums.push_back(checksum(chunk));
-  writer_->write(next_, at_ - entry.begin, chunk);
-  at_ = end;
-  if (at_ == entry.end && ++next_ < entries_.size()) {
-    at_ = entries_[next_].begin;
+void ShareWriter::write(std::span<const std::byte> elements) {
+  while (!elements.empty()) {
+    PANNIER_CHECK(next_ < entries_.size(), fmt::format("'{}': elements after the last", file_));
+    const ShareEntry& entry = entries_[next_];
+    const std::size_t width = dtype_nbytes(entry.dtype);
+    const std::int64_t end = chunk_end(at_, entry.end);
+    PANNIER_CHECK(elements.size() % width == 0 && elements.size() / width <= static_cast<std::size_t>(entry.end - at_),
+                  fmt::format("'{}': {} bytes of '{}' from element {} on", file_, elements.size(), entry.tensor, at_));
+    if (at_ == entry.begin) {
+      share_.shards.push_back({file_, entry.tensor, entry.tensor, entry.begin, entry.end, {}});
+    }
+    const auto part = elements.first(std::min(elements.size(), static_cast<std::size_t>(end - at_) * width));
+    sum_.update(part);
+    writer_->write(next_, at_ - entry.begin, part);
+    elements = elements.subspan(part.size());
+    at_ += static_cast<std::int64_t>(part.size() / width);
+    if (at_ == end) {
+      share_.shards.back().checksums.push_back(sum_.take());
+    }
+    if (at_ == entry.end && ++next_ < entries_.size()) {
+      at_ = entries_[next_].begin;
+    }
   }
 }
 

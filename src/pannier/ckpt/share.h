@@ -12,6 +12,7 @@
 
 #include "pannier/ckpt/manifest.h"
 #include "pannier/ckpt/safetensors_writer.h"
+#include "pannier/io/checksum.h"
 
 namespace pannier::ckpt {
 
@@ -51,19 +52,20 @@ struct Share {
 /// The part of [begin, end) that starts at `at` and shares one checksum: at most kChunkElements.
 [[nodiscard]] std::int64_t chunk_end(std::int64_t at, std::int64_t end) noexcept;
 
-/// Writes a rank's ranges, each chunk by chunk, and sums the chunks up. The file is removed unless finish() returns.
+/// Writes a rank's ranges one after the other, and sums their chunks up. The file is removed unless finish() returns.
 /// One thread; `folder` must outlive it.
 class ShareWriter {
  public:
-  /// Entries without elements are left out. Throws IoError, ConfigError.
-  ShareWriter(const SealedFolder& folder, std::string file, std::vector<ShareEntry> entries);
+  /// Entries without elements are left out. `mover`, where it is not null, takes the bytes and must outlive it. Throws
+  /// IoError, ConfigError.
+  ShareWriter(const SealedFolder& folder, std::string file, std::vector<ShareEntry> entries,
+              FileMover* mover = nullptr);
   ~ShareWriter();
   ShareWriter(const ShareWriter&) = delete;
   ShareWriter& operator=(const ShareWriter&) = delete;
 
-  /// The next chunk, of what was the next entry in order: elements up to chunk_end(). Throws InternalError when the
-  /// size is another.
-  void write(std::span<const std::byte> chunk);
+  /// The elements that follow, any number of them, but of one entry. Throws InternalError when there are not so many.
+  void write(std::span<const std::byte> elements);
   /// Makes the file durable. A share without elements has no file.
   [[nodiscard]] Share finish();
 
@@ -73,6 +75,7 @@ class ShareWriter {
   std::vector<ShareEntry> entries_;
   std::unique_ptr<SafetensorsWriter> writer_;  ///< Null where there are no elements.
   Share share_;
+  ChecksumStream sum_;  ///< Of the chunk so far.
   std::size_t next_ = 0;
   std::int64_t at_ = 0;
 };

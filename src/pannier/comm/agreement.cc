@@ -78,8 +78,13 @@ std::string first_difference(const std::string& text, const std::string& other, 
 }
 
 Agreement::Agreement(std::unique_ptr<KeyValueStore> store, std::shared_ptr<GroupState> state, int rank, int world_size,
-                     std::chrono::milliseconds timeout)
-    : store_(std::move(store)), state_(std::move(state)), rank_(rank), world_size_(world_size), timeout_(timeout) {}
+                     std::chrono::milliseconds timeout, std::string prefix)
+    : store_(std::move(store)),
+      state_(std::move(state)),
+      rank_(rank),
+      world_size_(world_size),
+      timeout_(timeout),
+      prefix_(std::move(prefix)) {}
 
 bool Agreement::await(const std::string& key, std::string& value, GroupState::Clock::time_point deadline,
                       const std::string& operation) {
@@ -103,7 +108,7 @@ bool Agreement::await(const std::string& key, std::string& value, GroupState::Cl
 // 1. Rank 0 says its fingerprint. 2. The others say "=", or their text where it differs. 3. Rank 0 says the verdict:
 // "=", or "!" and the difference, or "?" and who has not come.
 void Agreement::agree(const std::string& name, const std::string& value) {
-  const std::string prefix = fmt::format("agree/{}/", num_agreements_++);
+  const std::string prefix = fmt::format("{}agree/{}/", prefix_, num_agreements_++);
   const std::string operation = fmt::format("comparing {} over ranks", name);
   const auto deadline = GroupState::Clock::now() + timeout_;
   std::string verdict;
@@ -138,7 +143,7 @@ void Agreement::agree(const std::string& name, const std::string& value) {
 }
 
 std::vector<std::string> Agreement::share_texts(const std::string& name, const std::string& text) {
-  const std::string prefix = fmt::format("texts/{}/", num_agreements_++);
+  const std::string prefix = fmt::format("{}texts/{}/", prefix_, num_agreements_++);
   const std::string operation = fmt::format("sharing {} over ranks", name);
   store_->set(fmt::format("{}{}", prefix, rank_), fmt::format("{}\n{}", name, text));
   const auto deadline = GroupState::Clock::now() + timeout_;

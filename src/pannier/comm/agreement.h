@@ -20,7 +20,11 @@ namespace pannier {
 class Agreement {
  public:
   Agreement(std::unique_ptr<KeyValueStore> store, std::shared_ptr<GroupState> state, int rank, int world_size,
-            std::chrono::milliseconds timeout);
+            std::chrono::milliseconds timeout, std::string prefix = "");
+  /// Another one, for another thread, that meets those of the same name on other ranks.
+  [[nodiscard]] Agreement beside(const std::string& name) const {
+    return {store_->clone(), state_, rank_, world_size_, timeout_, name + "/"};
+  }
 
   /// Returns when every rank has called this with the same `name` and `value`. Otherwise throws on every rank:
   /// ConfigError that names the first rank whose value is not rank 0's, and shows the first difference;
@@ -42,6 +46,7 @@ class Agreement {
   int rank_;
   int world_size_;
   std::chrono::milliseconds timeout_;
+  std::string prefix_;  ///< Of its keys.
   int num_agreements_ = 0;
 };
 

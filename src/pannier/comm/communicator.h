@@ -61,6 +61,17 @@ class PendingExchange {
   [[nodiscard]] virtual at::Tensor mismatch() const { return {}; }
 };
 
+/// What ranks tell each other through a thread of their own, beside the one that uses the communicator. One thread.
+class TextChannel {
+ public:
+  TextChannel() = default;
+  virtual ~TextChannel() = default;
+  TextChannel(const TextChannel&) = delete;
+  TextChannel& operator=(const TextChannel&) = delete;
+  /// As Communicator::share_texts().
+  [[nodiscard]] virtual std::vector<std::string> share_texts(const std::string& name, const std::string& text) = 0;
+};
+
 /// A group of ranks. Every rank calls the same operations in the same order, from one thread at a time. Threads of its
 /// own end in close(). In a forked child every operation is an InternalError, and the destructor does nothing.
 class Communicator {
@@ -86,6 +97,10 @@ class Communicator {
   /// Every rank's text, by rank, beside the collectives. Throws CollectiveError, after a deadline at the latest, unless
   /// all ranks share something of this `name`. Blocks.
   [[nodiscard]] virtual std::vector<std::string> share_texts(const std::string& name, const std::string& text) = 0;
+
+  /// A channel that no other of this group has the name of. Ranks meet in those of one name. The communicator, which
+  /// must not be closed before, outlives it.
+  [[nodiscard]] virtual std::unique_ptr<TextChannel> open_channel(const std::string& name) = 0;
 
   /// Tells the others that this rank cannot go on; from then on every operation and wait on every rank throws a
   /// CollectiveError that names this rank and its message. Returns when the others can see it.

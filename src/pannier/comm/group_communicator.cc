@@ -10,6 +10,7 @@
 
 #include "pannier/base/error.h"
 #include "pannier/comm/collective_error.h"
+#include "pannier/comm/group_channel.h"
 
 namespace pannier {
 namespace {
@@ -365,6 +366,11 @@ void GroupCommunicator::agree(const std::string& name, const std::string& value)
 std::vector<std::string> GroupCommunicator::share_texts(const std::string& name, const std::string& text) {
   return beside_collectives(fmt::format("sharing {} over ranks", name),
                             [&] { return agreement_.share_texts(name, text); });
+}
+
+std::unique_ptr<TextChannel> GroupCommunicator::open_channel(const std::string& name) {
+  require_usable("opening a channel");
+  return std::make_unique<GroupChannel>(agreement_.beside(name));
 }
 
 void GroupCommunicator::report_failure(const std::string& message) {

@@ -42,6 +42,7 @@ class GroupCommunicator final : public Communicator {
   void broadcast(const at::Tensor& tensor, int root) override;
   void agree(const std::string& name, const std::string& value) override;
   [[nodiscard]] std::vector<std::string> share_texts(const std::string& name, const std::string& text) override;
+  [[nodiscard]] std::unique_ptr<TextChannel> open_channel(const std::string& name) override;
   void report_failure(const std::string& message) override;
   void check() override;
   void explain_failures(std::function<std::string(const std::string&)> explain) override {

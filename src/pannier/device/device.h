@@ -73,6 +73,11 @@ class Device {
   /// A flat, uninitialised tensor that counts for `owner`. Throws torch's out-of-memory error.
   [[nodiscard]] virtual at::Tensor allocate(std::int64_t numel, at::ScalarType dtype, Owner owner) = 0;
   virtual void copy_to_host(void* host, const void* device, std::size_t nbytes) = 0;
+  /// The same from any thread, beside the model's work: the caller has waited for what wrote there.
+  void copy_down(void* host, const void* device, std::size_t nbytes) {
+    copy(Queue::kDown, host, device, nbytes);
+    record(Queue::kDown)->wait();
+  }
   virtual void copy_to_device(void* device, const void* host, std::size_t nbytes) = 0;
   virtual void copy_on_device(void* to, const void* from, std::size_t nbytes) = 0;
   virtual void fill_zero(void* device, std::size_t nbytes) = 0;

@@ -44,6 +44,12 @@ struct SavePlace {
   bool set_latest = true;  ///< Let `latest` name the tag.
 };
 
+/// What saving does to training.
+struct CheckpointStats {
+  bool is_being_written = false;  ///< Beside training.
+  double waited_s = 0.0;          ///< How long updates were held back by states that were still to be read.
+};
+
 /// What to load.
 struct LoadRequest {
   std::string folder;

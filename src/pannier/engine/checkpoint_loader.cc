@@ -13,17 +13,18 @@
 #include "pannier/base/error.h"
 #include "pannier/ckpt/checkpoint_folder.h"
 #include "pannier/ckpt/share.h"
+#include "pannier/engine/checkpoint_buffers.h"
 #include "pannier/engine/checkpoint_tensors.h"
 #include "pannier/engine/random_states.h"
 #include "pannier/engine/shared_outcome.h"
-#include "pannier/optim/bucket_states.h"
+#include "pannier/engine/state_loading.h"
+#include "pannier/engine/stored_values.h"
 
 namespace pannier {
 namespace {
 
-using ckpt::chunk_end;
-
 constexpr std::size_t kMostNames = 8;
+constexpr std::size_t kPartNbytes = std::size_t{1} << 20;
 
 std::string some_of(const std::vector<std::string>& names) {
   const std::vector<std::string> first(names.begin(),
@@ -32,62 +33,7 @@ std::string some_of(const std::vector<std::string>& names) {
                      names.size() > kMostNames ? fmt::format(" and {} more", names.size() - kMostNames) : "");
 }
 
-std::vector<std::int64_t> out_of_order(const std::vector<std::int64_t>& stored,
-                                       const std::vector<std::int64_t>& order) {
-  std::vector<std::int64_t> sizes(stored.size());
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    sizes[static_cast<std::size_t>(order[i])] = stored[i];
-  }
-  return sizes;
-}
-
 }  // namespace
-
-StoredValues::StoredValues(ckpt::CheckpointReader& reader, std::string tensor, const std::string& stored_order,
-                           at::IntArrayRef sizes, const std::vector<std::int64_t>& order)
-    : reader_(reader), tensor_(std::move(tensor)) {
-  const ckpt::TensorInfo& info = *reader.find(tensor_);
-  type_ = torch_dtype(info.dtype);
-  const auto from = order_from(stored_order, info.shape.size());
-  if (const auto stored = out_of_order(info.shape, from); at::IntArrayRef(stored) != sizes) {
-    throw ConfigError(
-        fmt::format("'{}': tensor '{}' has shape {}, the model's has {}", reader.path(), tensor_, stored, sizes.vec()));
-  }
-  if (from != order) {
-    turn(from, sizes, order);
-  }
-}
-
-void StoredValues::read(std::int64_t begin, std::span<float> values) {
-  if (!turned_.empty()) {
-    std::copy_n(turned_.begin() + begin, values.size(), values.begin());
-    return;
-  }
-  if (type_ == at::kFloat) {
-    reader_.read(tensor_, begin, std::as_writable_bytes(values));
-    return;
-  }
-  bytes_.resize(values.size() * c10::elementSize(type_));
-  reader_.read(tensor_, begin, bytes_);
-  const auto numel = static_cast<std::int64_t>(values.size());
-  at::from_blob(values.data(), {numel}, at::kFloat).copy_(at::from_blob(bytes_.data(), {numel}, type_));
-}
-
-// Rare: somebody has transposed the parameter since, so that ranges of its memory are no ranges of the file's.
-void StoredValues::turn(const std::vector<std::int64_t>& from, at::IntArrayRef sizes,
-                        const std::vector<std::int64_t>& to) {
-  const auto stored = in_order(sizes, from);
-  std::vector<float> all(static_cast<std::size_t>(c10::multiply_integers(stored)));
-  read(0, all);
-  const at::Tensor as_stored = at::from_blob(all.data(), stored, at::kFloat);
-  std::vector<std::int64_t> dimension_in_file(from.size());
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    dimension_in_file[static_cast<std::size_t>(from[i])] = static_cast<std::int64_t>(i);
-  }
-  const at::Tensor wanted = as_stored.permute(dimension_in_file).permute(to);
-  turned_.resize(all.size());
-  at::from_blob(turned_.data(), wanted.sizes(), at::kFloat).copy_(wanted);
-}
 
 std::string CheckpointLoader::tag_of(const LoadRequest& request) const {
   if (!request.tag.empty()) {
@@ -146,7 +92,7 @@ void CheckpointLoader::compare_names(const LoadRequest& request, LoadedCheckpoin
   };
   for (int i = 0; parts_ != nullptr && i < parts_->parameters->num_parameters(); ++i) {
     if (const std::string& name = parts_->parameters->name(i); look_for(name) && request.parameters) {
-      (void)values_of(model_tensor(stored_name(name)), stored_name(name), i);
+      require_shape(model_tensor(stored_name(name)), stored_name(name), i);
     }
   }
   const bool expects_frozen = reader_->attribute("excludes_frozen").empty();
@@ -181,7 +127,7 @@ void CheckpointLoader::compare_states(const LoadRequest& request, LoadedCheckpoi
       if (reader_->find(tensor) == nullptr) {
         loaded.missing_states.push_back(fmt::format("{} of {}", state, parts_->parameters->name(i)));
       } else {
-        (void)values_of(tensor, name, i);
+        require_shape(tensor, name, i);
       }
     }
   }
@@ -193,23 +139,16 @@ void CheckpointLoader::compare_states(const LoadRequest& request, LoadedCheckpoi
   }
 }
 
-StoredValues CheckpointLoader::values_of(const std::string& tensor, const std::string& name, int parameter) {
+void CheckpointLoader::require_shape(const std::string& tensor, const std::string& name, int parameter) const {
   const at::Tensor& owner = parts_->parameters->parameter(parameter);
-  return {*reader_, tensor, reader_->attribute("order." + name), owner.sizes(),
-          memory_order(owner.sizes(), owner.strides())};
+  (void)lies_as_stored(*reader_, tensor, reader_->attribute("order." + name), owner.sizes(),
+                       memory_order(owner.sizes(), owner.strides()));
 }
 
 void CheckpointLoader::load(const LoadRequest& request, LoadedCheckpoint& loaded) {
   const c10::NoGradGuard no_grad;
   (void)done_by_all(ranks_, "the reading of a checkpoint", [&] {
-    if (parts_ != nullptr) {
-      load_parameters(request);
-    }
-    for (const auto* list : {&request.frozen, &request.buffers}) {
-      for (const auto& named : *list) {
-        load_tensor(named);
-      }
-    }
+    read_all(request);
     load_extras(request, loaded);
     return std::string();
   });
@@ -218,47 +157,60 @@ void CheckpointLoader::load(const LoadRequest& request, LoadedCheckpoint& loaded
   }
 }
 
-void CheckpointLoader::load_parameters(const LoadRequest& request) {
-  for (int b = 0; b < parts_->layout->num_buckets(); ++b) {
-    if (parts_->shards->pieces(b).empty()) {
-      continue;
-    }
-    BucketStates states(parts_->pipeline->parts(), b, Access::kUpdate);
-    for (const ShardPiece& piece : parts_->shards->pieces(b)) {
-      const std::string name = stored_name(parts_->parameters->name(piece.parameter));
-      if (request.parameters && reader_->find(model_tensor(name)) != nullptr) {
-        load_piece(states, piece, kMasterName, model_tensor(name));
-      }
-      for (const auto& state : parts_->pipeline->state_names()) {
-        if (wants_states(request)) {
-          load_piece(states, piece, state, state_tensor(state, name));
-        }
+// Everything at once, so that the disk always has the next requests.
+void CheckpointLoader::read_all(const LoadRequest& request) {
+  std::optional<StateLoading> states;
+  std::vector<ckpt::TensorRun> runs;
+  if (parts_ != nullptr) {
+    states.emplace(*reader_, *parts_, StateSelection{request.parameters, wants_states(request)});
+    runs = states->runs();
+  }
+  for (const auto* list : {&request.frozen, &request.buffers}) {
+    for (const auto& named : *list) {
+      if (is_in_runs(named)) {
+        runs.push_back({model_tensor(stored_name(named.name)), 0, named.tensor.numel()});
       }
     }
-    states.close();
+  }
+  std::uint64_t nbytes = 0;
+  for (const auto& run : runs) {
+    nbytes += static_cast<std::uint64_t>(run.end - run.begin) * dtype_nbytes(reader_->find(run.tensor)->dtype);
+  }
+  HostMemory spare;
+  const auto mover = make_mover(memory_, spare, ckpt::FileMoverOptions::for_files_of(nbytes));
+  ckpt::VerifiedReads reads(*reader_, *mover, runs);
+  if (states) {
+    states->load(reads);
+  }
+  for (const auto* list : {&request.frozen, &request.buffers}) {
+    for (const auto& named : *list) {
+      if (is_in_runs(named)) {
+        load_in_runs(named, reads);
+      } else {
+        load_tensor(named);
+      }
+    }
   }
 }
 
-// What is not there starts anew.
-float CheckpointLoader::initial_value(const std::string& state) const {
-  return state == parts_->pipeline->state_names().front() ? static_cast<float>(parts_->pipeline->parts().initial_state1)
-                                                          : 0.0F;
+// Whether bytes can go from the file to where the tensor is as they are.
+bool CheckpointLoader::is_in_runs(const NamedTensor& named) const {
+  const std::string name = stored_name(named.name);
+  const ckpt::TensorInfo* info = reader_->find(model_tensor(name));
+  return info != nullptr && named.tensor.is_contiguous() && torch_dtype(info->dtype) == named.tensor.scalar_type() &&
+         at::IntArrayRef(info->shape) == named.tensor.sizes() && reader_->attribute("order." + name).empty();
 }
 
-void CheckpointLoader::load_piece(BucketStates& states, const ShardPiece& piece, const std::string& name,
-                                  const std::string& tensor) {
-  std::optional<StoredValues> stored;
-  if (reader_->find(tensor) != nullptr) {
-    stored.emplace(values_of(tensor, stored_name(parts_->parameters->name(piece.parameter)), piece.parameter));
+void CheckpointLoader::load_in_runs(const NamedTensor& named, ckpt::VerifiedReads& reads) {
+  const at::Tensor flat = at::Tensor(named.tensor).detach();
+  std::vector<std::byte> part;
+  for (std::size_t at = 0; at < flat.nbytes(); at += part.size()) {
+    part.resize(std::min(kPartNbytes, flat.nbytes() - at));
+    reads.read(part);
+    bytes_from_host(device_, flat, at, part.data(), part.size());
   }
-  const std::int64_t end = piece.parameter_offset + piece.numel;
-  std::vector<float> values;
-  for (std::int64_t at = piece.parameter_offset; at < end; at = chunk_end(at, end)) {
-    values.assign(static_cast<std::size_t>(chunk_end(at, end) - at), stored ? 0.0F : initial_value(name));
-    if (stored) {
-      stored->read(at, values);
-    }
-    states.write(piece.parameter, name, at, values);
+  if (flat.nbytes() > 0) {
+    flat.unsafeGetTensorImpl()->bump_version();
   }
 }
 
@@ -270,7 +222,7 @@ void CheckpointLoader::load_tensor(const NamedTensor& named) {
     return;
   }
   const auto order = order_from(reader_->attribute("order." + name), info->shape.size());
-  const auto sizes = out_of_order(info->shape, order);
+  const auto sizes = sizes_out_of_order(info->shape, order);
   if (at::IntArrayRef(sizes) != named.tensor.sizes()) {
     throw ConfigError(fmt::format("'{}': '{}' has shape {}, the model's has {}", reader_->path(), named.name, sizes,
                                   named.tensor.sizes().vec()));

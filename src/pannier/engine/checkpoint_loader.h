@@ -6,45 +6,25 @@
 //  3. When all have read, ranks exchange parameters.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "pannier/ckpt/checkpoint_reader.h"
+#include "pannier/ckpt/verified_reads.h"
 #include "pannier/engine/checkpoint.h"
+#include "pannier/mem/host_memory.h"
 #include "pannier/zero/build_parts.h"
 
 namespace pannier {
-
-/// A tensor of the checkpoint, in the memory order of a parameter, as fp32.
-class StoredValues {
- public:
-  /// Throws ConfigError where the shape is not the parameter's. `order`: of the parameter in memory.
-  StoredValues(ckpt::CheckpointReader& reader, std::string tensor, const std::string& stored_order,
-               at::IntArrayRef sizes, const std::vector<std::int64_t>& order);
-  /// Elements from `begin` on.
-  void read(std::int64_t begin, std::span<float> values);
-
- private:
-  void turn(const std::vector<std::int64_t>& from, at::IntArrayRef sizes, const std::vector<std::int64_t>& to);
-
-  ckpt::CheckpointReader& reader_;
-  std::string tensor_;
-  at::ScalarType type_;
-  std::vector<std::byte> bytes_;
-  std::vector<float> turned_;  ///< All of it, where the memory orders differ.
-};
 
 /// Loads once. Of the engine's thread.
 class CheckpointLoader {
  public:
   /// `parts` may be null: an engine that trains nothing. What it refers to must outlive it.
-  CheckpointLoader(Device& device, Communicator& ranks, Parts* parts) : device_(device), ranks_(ranks), parts_(parts) {}
+  CheckpointLoader(Device& device, Communicator& ranks, HostMemory& memory, Parts* parts)
+      : device_(device), ranks_(ranks), memory_(memory), parts_(parts) {}
 
   /// Step 1. All ranks call it. Nothing where the folder has no `latest` and no tag was asked for. Throws, on all ranks
   /// where one failed, for what is missing, broken or of another model.
@@ -58,16 +38,16 @@ class CheckpointLoader {
   void compare_states(const LoadRequest& request, LoadedCheckpoint& loaded);
   [[nodiscard]] bool wants_states(const LoadRequest& request) const;
   [[nodiscard]] std::string stored_name(const std::string& name) const;
-  [[nodiscard]] StoredValues values_of(const std::string& tensor, const std::string& name, int parameter);
-  void load_parameters(const LoadRequest& request);
-  void load_piece(class BucketStates& states, const ShardPiece& piece, const std::string& name,
-                  const std::string& tensor);
+  void require_shape(const std::string& tensor, const std::string& name, int parameter) const;
+  void read_all(const LoadRequest& request);
+  [[nodiscard]] bool is_in_runs(const NamedTensor& named) const;
+  void load_in_runs(const NamedTensor& named, ckpt::VerifiedReads& reads);
   void load_tensor(const NamedTensor& named);
   void load_extras(const LoadRequest& request, LoadedCheckpoint& loaded);
-  [[nodiscard]] float initial_value(const std::string& state) const;
 
   Device& device_;
   Communicator& ranks_;
+  HostMemory& memory_;
   Parts* parts_;
   std::unique_ptr<ckpt::CheckpointReader> reader_;
 };

@@ -1,62 +1,92 @@
 // Saves what an engine holds. Every rank writes its own share of the tensors, and nothing is gathered:
-//  1. Ranks agree on the tag and on the name of this save, which is part of every file's name.
-//  2. Each writes its ranges of the trained parameters and their states, some of the rest, and an extra file.
+//  1. Ranks agree on the tag and on the name of this save, which is part of every file's name, and copy small things.
+//  2. A thread of each writes its ranges of the trained parameters and their states, some of the rest, and an extra
+//     file, while the engine may go on: no state is updated before it was read (optim/state_snapshot).
 //  3. Each tells rank 0 what it has written, with checksums. All of it is durable by then.
 //  4. Rank 0 renames the manifest into place, which is the commit, then `latest`; then it removes what older saves
-//  left.
-//  5. All return.
+//     left.
+//  5. All have ended.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <map>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pannier/ckpt/share.h"
 #include "pannier/engine/checkpoint.h"
 #include "pannier/engine/config_parts.h"
+#include "pannier/engine/rank_files.h"
+#include "pannier/engine/saved_contents.h"
+#include "pannier/mem/host_memory.h"
 #include "pannier/zero/build_parts.h"
 
 namespace pannier {
 
-/// Saves once. Of the engine's thread; everything must be at rest meanwhile.
-class CheckpointSaver {
- public:
-  /// `parts` may be null: an engine that trains nothing. What it refers to must outlive it.
-  CheckpointSaver(Device& device, Communicator& ranks, Parts* parts, TagValidation validation)
-      : device_(device), ranks_(ranks), parts_(parts), validation_(validation) {}
+/// What a save works on. Everything must outlive it.
+struct SaveParts {
+  Device& device;
+  Communicator& ranks;
+  HostMemory& memory;
+  Parts* parts = nullptr;  ///< Null: an engine that trains nothing.
+};
 
-  /// All ranks call it. `step` and `attributes`: the engine's own. Returns the path of the tag's folder when the
-  /// checkpoint is durable. Throws on every rank where one failed; what was there before is unharmed then.
-  std::string save(const SavePlace& place, const CheckpointContents& contents, std::int64_t step,
-                   const std::map<std::string, std::string>& attributes);
+/// How to save.
+struct SaveOptions {
+  TagValidation validation = TagValidation::kWarn;
+  std::uint64_t delay_seed = 0;  ///< Not 0: random pauses in the thread.
+};
+
+/// One save, from the call to its end. Of the engine's thread.
+class CheckpointSave {
+ public:
+  /// All ranks begin one while everything is at rest. `attributes` and `step`: the engine's own, beside those of
+  /// `contents`. Throws on every rank where they do not agree; what fails later is told by finish().
+  CheckpointSave(const SaveParts& parts, const SaveOptions& options, const SavePlace& place,
+                 const CheckpointContents& contents, std::int64_t step,
+                 const std::map<std::string, std::string>& attributes);
+  /// Waits for its end.
+  ~CheckpointSave();
+  CheckpointSave(const CheckpointSave&) = delete;
+  CheckpointSave& operator=(const CheckpointSave&) = delete;
+
+  /// The tag's folder.
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  /// Whether finish() will not wait.
+  [[nodiscard]] bool has_ended() const noexcept { return has_ended_; }
+  /// Waits until the checkpoint is durable. Throws on every rank where one failed; what was there before is unharmed
+  /// then.
+  void finish();
+  /// Null where nothing is trained.
+  [[nodiscard]] StateSnapshot* snapshot() noexcept { return snapshot_.get(); }
 
  private:
-  struct Agreed {
-    std::string tag;
-    std::string save;                        ///< Unique to this save.
-    std::vector<std::uint64_t> buffer_sums;  ///< Rank 0's.
-  };
-
-  void remove_own(const std::string& path, const Agreed& agreed) const;
-  [[nodiscard]] Agreed agree(const SavePlace& place, const CheckpointContents& contents);
+  void agree(const CheckpointContents& contents);
   [[nodiscard]] std::string choose_tag(const std::vector<std::string>& tags) const;
-  [[nodiscard]] ckpt::Share write_share(const ckpt::SealedFolder& folder, const CheckpointContents& contents,
-                                        const Agreed& agreed);
-  void write_parameters(ckpt::ShareWriter& writer);
-  void write_tensor(ckpt::ShareWriter& writer, const NamedTensor& named);
-  [[nodiscard]] ckpt::Share write_extras(const ckpt::SealedFolder& folder, const CheckpointContents& contents,
-                                         const Agreed& agreed);
-  [[nodiscard]] std::vector<ckpt::ShareEntry> trained_entries() const;
-  [[nodiscard]] std::vector<NamedTensor> own_untrained(const CheckpointContents& contents) const;
-  [[nodiscard]] ckpt::Manifest manifest_of(const CheckpointContents& contents, ckpt::Share written) const;
-  [[nodiscard]] std::uint64_t sum_of(const at::Tensor& tensor);
+  void prepare(const CheckpointContents& contents);
+  void work() noexcept;
+  void write_and_commit();
+  void commit(const std::vector<std::string>& shares);
 
-  Device& device_;
-  Communicator& ranks_;
-  Parts* parts_;
-  TagValidation validation_;
-  std::vector<std::byte> chunk_;
+  SaveParts parts_;
+  SaveOptions options_;
+  SavePlace place_;
+  std::string save_;  ///< Its name.
+  std::string path_;
+  std::vector<std::uint64_t> buffer_sums_;  ///< Rank 0's.
+  SavedContents contents_;
+  std::unique_ptr<TextChannel> channel_;
+  HostMemory spare_;  ///< For a few small buffers where the account has no room.
+  std::unique_ptr<ckpt::FileMover> mover_;
+  std::unique_ptr<StateSnapshot> snapshot_;
+  std::exception_ptr unprepared_;
+  std::exception_ptr failed_;
+  std::atomic<bool> has_ended_ = false;
+  std::thread thread_;
 };
 
 }  // namespace pannier

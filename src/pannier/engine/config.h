@@ -50,6 +50,7 @@ struct Config {
   bool dump_state = false;
   bool dataloader_drop_last = false;
   TagValidation tag_validation = TagValidation::kWarn;
+  bool async_checkpoint = false;  ///< save_checkpoint() returns while states are still being written.
   PannierOptions pannier;
 
   /// The scale of fp16 training; scale 1 that never changes for other types.

@@ -181,6 +181,7 @@ Config build_config(const Values& values, const Json& root, Report& report) {
   config.dump_state = values.flag("dump_state");
   config.dataloader_drop_last = values.flag("dataloader_drop_last");
   config.tag_validation = tag_validation_of(values.text("checkpoint.tag_validation"));
+  config.async_checkpoint = values.flag("checkpoint.async");
   config.pannier = build_pannier(values);
   return config;
 }

@@ -212,7 +212,8 @@ std::string Config::to_json() const {
   root["memory_breakdown"] = memory_breakdown;
   root["dump_state"] = dump_state;
   constexpr std::array<const char*, 3> kTagValidation{"Ignore", "Warn", "Fail"};
-  root["checkpoint"] = {{"tag_validation", kTagValidation.at(static_cast<std::size_t>(tag_validation))}};
+  root["checkpoint"] = {{"tag_validation", kTagValidation.at(static_cast<std::size_t>(tag_validation))},
+                        {"async", async_checkpoint}};
   root["pannier"] = pannier_json(pannier);
   put_autos(root, left_over_autos);
   return root.dump(2);

@@ -24,6 +24,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
 
     KeyRow{"checkpoint", kSection},
     KeyRow{"checkpoint.tag_validation", kChoice, kSupported, "\"Warn\""}.one_of("Ignore|Warn|Fail").either_case(),
+    KeyRow{"checkpoint.async", kBool, kSupported, "false"},
     KeyRow{"checkpoint.load_universal", kBool, kIgnored, "false"},
     KeyRow{"checkpoint.use_node_local_storage", kBool, kRefused, "false"},
     KeyRow{"checkpoint.parallel_write", kSection, kIgnored},

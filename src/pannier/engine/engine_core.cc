@@ -6,9 +6,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 
 #include "pannier/base/error.h"
+#include "pannier/base/log.h"
+#include "pannier/base/units.h"
+#include "pannier/engine/checkpoint_saver.h"
 #include "pannier/engine/unmanaged_tensors.h"
+#include "pannier/tier/nvme_staging.h"
 
 namespace pannier {
 namespace {
@@ -113,8 +118,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   }
   options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
   require_whole_nodes(options.sharding.node_size);
-  const MemoryPlanInput input =
-      plan_input(options, numels, unmanaged.nbytes(), communicator_->rank(), communicator_->world_size());
+  const MemoryPlanInput input = whole_plan_input(options, numels, unmanaged.nbytes());
   options.nvme.host_nbytes = input.nvme_host_nbytes;
   options.nvme.rank = communicator_->rank();
   options.nvme.takes_lock = is_first_of_node(communicator_->rank());
@@ -146,6 +150,30 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   }
 }
 
+// With what a save takes beside training, which comes before states that are kept off the disk.
+MemoryPlanInput EngineCore::whole_plan_input(PartsOptions& options, const std::vector<std::int64_t>& numels,
+                                             std::size_t unmanaged_nbytes) const {
+  const auto plan = [&] {
+    return plan_input(options, numels, unmanaged_nbytes, communicator_->rank(), communicator_->world_size());
+  };
+  MemoryPlanInput input = plan();
+  if (!config_.async_checkpoint || numels.empty()) {
+    return input;
+  }
+  const std::vector<std::int64_t>& shards = shards_of(input);
+  const std::int64_t numel = std::accumulate(shards.begin(), shards.end(), std::int64_t{0});
+  const std::size_t files = nbytes_of(numel, 4) * (1 + static_cast<std::size_t>(input.shape.num_states));
+  const std::size_t chunk =
+      options.optimizer_home == Home::kNvme ? nvme_staging(input.shape, shards, options.nvme).chunk_nbytes : 0;
+  const std::size_t nbytes = ckpt::FileMoverOptions::for_files_of(files).nbytes() + StateSnapshot::nbytes(chunk);
+  if (options.host_budget) {
+    *options.host_budget -= std::min(*options.host_budget, nbytes);
+    input = plan();
+  }
+  input.checkpoint_nbytes = nbytes;
+  return input;
+}
+
 // On the CPU the device's memory and the host's are one, so there is nothing to gain by a stream.
 void EngineCore::plan_routes(const PartsOptions& options, const MemoryPlanInput& plan) {
   if (config_.pannier.streamed_share || device_->torch_device().is_cpu()) {
@@ -165,6 +193,7 @@ EngineCore::~EngineCore() {
   close();
   if (process_ != getpid()) {
     // A forked child has none of the threads that the parts wait for when they end: it lets them be.
+    (void)save_.release();
     (void)parts_.release();
   }
 }
@@ -201,6 +230,11 @@ void EngineCore::close() noexcept {
     return;
   }
   closed_ = true;
+  try {
+    finish_checkpoint();
+  } catch (const std::exception& error) {
+    log::warning(fmt::format("the last checkpoint could not be written: {}", error.what()));
+  }
   tracer_.close();
   route_planner_.reset();
   parts_.reset();

@@ -26,6 +26,8 @@
 
 namespace pannier {
 
+class CheckpointSave;
+
 /// What an engine is built from besides the configuration.
 struct EngineInputs {
   std::vector<std::string> names;  ///< Of every parameter of the model, each once.
@@ -184,7 +186,12 @@ class EngineCore {
   /// Saves everything that a resume needs. All ranks call it. Returns the path of the tag's folder when the checkpoint
   /// is durable. Throws on every rank where one failed, and what was saved before is unharmed: ConfigError for a call
   /// out of order or a tag that can't be, IoError where a disk refuses, CollectiveError where a rank does not come.
+  /// With "checkpoint.async" it returns the path when small things are copied; finish_checkpoint() does the rest.
   std::string save_checkpoint(SavePlace place, const CheckpointContents& contents);
+  /// Waits until the last checkpoint is durable, if one is still being written. All ranks call it. Throws as
+  /// save_checkpoint(). The next save, load and close() do so too; the next call of others throws where it has failed.
+  void finish_checkpoint();
+  [[nodiscard]] CheckpointStats checkpoint_stats() const;
   /// Loads one. All ranks call it. Nothing where the folder has no `latest` and no tag was asked for. Gradients of an
   /// open window are dropped. Throws on every rank where one failed; before anything changed where the checkpoint is of
   /// another model, incomplete or of a newer version. Where reading fails later, nothing but another load works.
@@ -218,6 +225,8 @@ class EngineCore {
   [[nodiscard]] std::vector<int> managed(const std::vector<std::int64_t>& parameters) const;
   void share_edits(const std::vector<int>& parameters, int modifier);
   void end_reducer_backward();
+  [[nodiscard]] MemoryPlanInput whole_plan_input(PartsOptions& options, const std::vector<std::int64_t>& numels,
+                                                 std::size_t unmanaged_nbytes) const;
   void share_unmanaged(const EngineInputs& inputs);
   [[nodiscard]] double gradient_scale() const { return scaler_.scale() * communicator_->world_size(); }
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
@@ -254,6 +263,9 @@ class EngineCore {
   void finish_update();
   StepOutcome finish_step();
   void check_disk();
+  void check_save();
+  void share_save_end();
+  void wait_for_snapshot() noexcept;
   void share_disk_failure(std::exception_ptr error);
   void update_on_host(Update& update);
   void finish_host_updates();
@@ -286,7 +298,9 @@ class EngineCore {
   bool has_backward_ = false;        ///< There was a backward since the last step().
   std::optional<std::size_t> cap_;   ///< The device memory cap that this engine has set.
   bool knows_units_ = false;         ///< Somebody says when units begin and end.
-  std::string failed_load_;          ///< The checkpoint whose loading broke off; empty: none.
+  std::unique_ptr<CheckpointSave> save_;  ///< One that is being written.
+  double waited_for_saves_s_ = 0.0;       ///< By those before it.
+  std::string failed_load_;               ///< The checkpoint whose loading broke off; empty: none.
   bool closed_ = false;
   int process_ = 0;  ///< The process that built it; a forked child does nothing.
 };

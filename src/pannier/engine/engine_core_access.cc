@@ -43,6 +43,7 @@ void EngineCore::use(std::int64_t parameter) {
 
 void EngineCore::hold(const std::vector<std::int64_t>& parameters) {
   require_open();
+  wait_for_snapshot();
   wait_for_parameters();
   if (gatherer() != nullptr) {
     gatherer()->hold(managed(parameters));
@@ -54,6 +55,7 @@ void EngineCore::let_go(const std::vector<std::int64_t>& parameters, std::option
   if (parts_ == nullptr) {
     return;
   }
+  wait_for_snapshot();
   const std::vector<int> indices = managed(parameters);
   const auto let_go = [&] {
     if (gatherer() != nullptr) {
@@ -130,6 +132,7 @@ void EngineCore::set_state(int parameter, const std::string& name, const at::Ten
   wait_for_parameters();
   take_edits(false);
   require_same(value, fmt::format("{} of {}", name, parts_->parameters->name(index)));
+  wait_for_snapshot();
   parts_->pipeline->write(index, name, value);
 }
 
@@ -208,6 +211,7 @@ void EngineCore::parameters_changed() {
   require_open();
   require_whole_step();
   wait_for_parameters();
+  wait_for_snapshot();
   if (parts_) {
     take_edits(true);
     std::vector<int> all;  // What is partitioned now can't have been written.
@@ -218,6 +222,18 @@ void EngineCore::parameters_changed() {
     }
     parts_->pipeline->take_edits(all);
   }
+}
+
+void EngineCore::drop_gradients() {
+  require_open();
+  require_outside_backward("drop_gradients()");
+  require_whole_step();
+  update_.reset();  // One that an error ended before it changed anything.
+  if (parts_) {
+    parts_->reducer->drop_window(false);
+  }
+  micro_in_window_ = 0;
+  has_backward_ = false;
 }
 
 }  // namespace pannier

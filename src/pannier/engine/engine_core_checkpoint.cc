@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <map>
+#include <utility>
 
 #include "pannier/base/error.h"
 #include "pannier/engine/checkpoint_loader.h"
@@ -107,6 +108,7 @@ void EngineCore::rest_for_checkpoint(const char* call) {
 }
 
 std::string EngineCore::save_checkpoint(SavePlace place, const CheckpointContents& contents) {
+  finish_checkpoint();
   // Told to all, so that nobody waits for a rank that may not save now.
   (void)done_by_all(*communicator_, "save_checkpoint()", [&] {
     require_loaded();
@@ -117,8 +119,60 @@ std::string EngineCore::save_checkpoint(SavePlace place, const CheckpointContent
   if (place.tag.empty()) {
     place.tag = fmt::format("global_step{}", counters_.global_steps);
   }
-  CheckpointSaver saver(*device_, *communicator_, parts_.get(), config_.tag_validation);
-  return saver.save(place, contents, counters_.global_steps, own_attributes(contents.groups));
+  save_ = std::make_unique<CheckpointSave>(
+      SaveParts{*device_, *communicator_, *host_memory_, parts_.get()},
+      SaveOptions{.validation = config_.tag_validation, .delay_seed = config_.pannier.stress_seed}, place, contents,
+      counters_.global_steps, own_attributes(contents.groups));
+  if (parts_ != nullptr) {
+    parts_->pipeline->begin_at_front();
+  }
+  const std::string path = save_->path();
+  if (!config_.async_checkpoint) {
+    finish_checkpoint();
+  }
+  return path;
+}
+
+void EngineCore::finish_checkpoint() {
+  if (save_ == nullptr) {
+    return;
+  }
+  const std::unique_ptr<CheckpointSave> save = std::move(save_);
+  if (save->snapshot() != nullptr) {
+    waited_for_saves_s_ += save->snapshot()->waited_s();
+  }
+  save->finish();
+}
+
+CheckpointStats EngineCore::checkpoint_stats() const {
+  const StateSnapshot* snapshot = save_ == nullptr ? nullptr : save_->snapshot();
+  return {save_ != nullptr && !save_->has_ended(),
+          waited_for_saves_s_ + (snapshot == nullptr ? 0.0 : snapshot->waited_s())};
+}
+
+// What became of one that was written beside training is told by the next call; among ranks by all in the same.
+void EngineCore::check_save() {
+  if (save_ != nullptr && communicator_->world_size() == 1 && save_->has_ended()) {
+    finish_checkpoint();
+  }
+}
+
+void EngineCore::share_save_end() {
+  if (save_ == nullptr) {
+    return;
+  }
+  std::int64_t num_ended = save_->has_ended() ? 1 : 0;
+  communicator_->sum({&num_ended, 1});
+  if (num_ended == communicator_->world_size()) {
+    finish_checkpoint();
+  }
+}
+
+// For changes that no update makes.
+void EngineCore::wait_for_snapshot() noexcept {
+  if (save_ != nullptr && save_->snapshot() != nullptr) {
+    save_->snapshot()->wait_read();
+  }
 }
 
 void EngineCore::require_no_window() const {
@@ -132,11 +186,12 @@ void EngineCore::require_no_window() const {
 }
 
 std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const LoadRequest& request) {
+  finish_checkpoint();
   (void)done_by_all(*communicator_, "load_checkpoint()", [&] {
     rest_for_checkpoint("load_checkpoint()");
     return std::string();
   });
-  CheckpointLoader loader(*device_, *communicator_, parts_.get());
+  CheckpointLoader loader(*device_, *communicator_, *host_memory_, parts_.get());
   std::optional<LoadedCheckpoint> loaded = loader.open(request);
   if (!loaded) {
     return std::nullopt;

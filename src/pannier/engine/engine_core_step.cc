@@ -7,6 +7,7 @@
 #include "pannier/base/error.h"
 #include "pannier/base/hash.h"
 #include "pannier/base/log.h"
+#include "pannier/engine/checkpoint_saver.h"
 #include "pannier/engine/engine_core.h"
 
 namespace pannier {
@@ -36,6 +37,7 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
   require_outside_backward("backward()");
   require_no_update();
   check_disk();
+  check_save();
   if (parts_->reducer->in_backward()) {
     end_reducer_backward();  // One that the caller ran himself.
   }
@@ -76,6 +78,7 @@ void EngineCore::tick_forward(int unit) {
   require_whole_step();
   if (unit == 0) {
     check_disk();
+    check_save();
   }
   tracer_.tick_forward(unit);
   if (unit == 0 && !knows_units_ && gatherer() != nullptr) {
@@ -186,6 +189,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
   if (gatherer() != nullptr && gatherer()->is_held()) {
     throw ConfigError("step() inside pannier.zero.GatheredParameters is not allowed: leave its block first");
   }
+  if (!update_ && is_boundary()) {
+    share_save_end();
+  }
   auto phase = tracer_.phase("step");
   if (!update_) {
     if (const auto ended = end_window(groups)) {
@@ -193,6 +199,7 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     }
     begin_update(groups);
   }
+  const SnapshotUpdates updates(save_ == nullptr ? nullptr : save_->snapshot());
   const StepOutcome outcome = finish_step();
   phase.end();
   tracer_.end_step(counters_.global_steps);
@@ -383,18 +390,6 @@ void EngineCore::finish_host_updates() {
   if (parts_->overlap && (communicator_->world_size() > 1 || is_clean)) {
     parts_->overlap->wait_for_all();
   }
-}
-
-void EngineCore::drop_gradients() {
-  require_open();
-  require_outside_backward("drop_gradients()");
-  require_whole_step();
-  update_.reset();  // One that an error ended before it changed anything.
-  if (parts_) {
-    parts_->reducer->drop_window(false);
-  }
-  micro_in_window_ = 0;
-  has_backward_ = false;
 }
 
 }  // namespace pannier

@@ -44,8 +44,11 @@ std::string memory_stats_json(EngineCore& engine) {
   for (const auto& [owner, usage] : host.by_owner) {
     host_json["by_owner"][owner] = usage_json(usage);
   }
-  return Json{
-      {"device", device_json(engine.device().memory())}, {"host", host_json}, {"nvme", nvme_json(engine.nvme())}}
+  const CheckpointStats checkpoint = engine.checkpoint_stats();
+  return Json{{"device", device_json(engine.device().memory())},
+              {"host", host_json},
+              {"nvme", nvme_json(engine.nvme())},
+              {"checkpoint", {{"is_being_written", checkpoint.is_being_written}, {"waited_s", checkpoint.waited_s}}}}
       .dump();
 }
 
@@ -95,6 +98,14 @@ std::string plan_json(EngineCore& engine) {
   const MemoryPlan& plan = engine.plan();
   const std::string text = format_plan_table(plan_table(engine));
   const RoutePlanner* planner = engine.route_planner();
+  Json host{{"parameters", plan.host_parameters},
+            {"gradients", plan.host_gradients},
+            {"optimizer states", plan.host_optimizer_states},
+            {"nvme staging", plan.host_staging}};
+  if (plan.host_checkpoint > 0) {
+    host["checkpoint"] = plan.host_checkpoint;
+  }
+  host["total"] = plan.host();
   return Json{{"stage", engine.config().zero.stage},
               {"optimizer_home", to_string(engine.optimizer_home())},
               {"device",
@@ -102,12 +113,7 @@ std::string plan_json(EngineCore& engine) {
                 {"gradients", plan.device_gradients},
                 {"optimizer states", plan.device_optimizer_states},
                 {"total", plan.device()}}},
-              {"host",
-               {{"parameters", plan.host_parameters},
-                {"gradients", plan.host_gradients},
-                {"optimizer states", plan.host_optimizer_states},
-                {"nvme staging", plan.host_staging},
-                {"total", plan.host()}}},
+              {"host", host},
               {"nvme", {{"optimizer states", plan.nvme_optimizer_states}, {"total", plan.nvme_optimizer_states}}},
               {"split", planner == nullptr ? Json(nullptr) : split_json(*planner)},
               {"text", text}}

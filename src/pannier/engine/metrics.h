@@ -11,7 +11,8 @@
 namespace pannier {
 
 /// {"device": {"current", "peak", "cap", "by_owner": {owner: {"current", "peak"}}}, "host": {...}, "nvme": {...}}, in
-/// bytes; of the last also what was "read" and "written" since the start.
+/// bytes; of the last also what was "read" and "written" since the start. {"checkpoint": {"is_being_written",
+/// "waited_s": how long steps were held back by states that a checkpoint still read}}.
 [[nodiscard]] std::string memory_stats_json(EngineCore& engine);
 
 /// The device's half of the above, which needs no engine.

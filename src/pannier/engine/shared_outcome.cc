@@ -43,10 +43,9 @@ void throw_if_failed(const std::string& text, std::size_t rank) {
   }
 }
 
-}  // namespace
-
-std::vector<std::string> done_by_all(Communicator& ranks, const std::string& name,
-                                     const std::function<std::string()>& body) {
+template <class Ranks>
+std::vector<std::string> done_by_all_of(Ranks& ranks, const std::string& name,
+                                        const std::function<std::string()>& body) {
   std::string text;
   std::exception_ptr own;
   try {
@@ -80,6 +79,18 @@ std::vector<std::string> done_by_all(Communicator& ranks, const std::string& nam
     texts[rank].erase(0, kDone.size());
   }
   return texts;
+}
+
+}  // namespace
+
+std::vector<std::string> done_by_all(Communicator& ranks, const std::string& name,
+                                     const std::function<std::string()>& body) {
+  return done_by_all_of(ranks, name, body);
+}
+
+std::vector<std::string> done_by_all(TextChannel& ranks, const std::string& name,
+                                     const std::function<std::string()>& body) {
+  return done_by_all_of(ranks, name, body);
 }
 
 }  // namespace pannier

@@ -14,5 +14,8 @@ namespace pannier {
 /// names the rank. Throws CollectiveError where a rank does not come. `name` says what all of them do.
 [[nodiscard]] std::vector<std::string> done_by_all(Communicator& ranks, const std::string& name,
                                                    const std::function<std::string()>& body);
+/// The same of a thread with a channel of its own.
+[[nodiscard]] std::vector<std::string> done_by_all(TextChannel& ranks, const std::string& name,
+                                                   const std::function<std::string()>& body);
 
 }  // namespace pannier

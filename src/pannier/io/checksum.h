@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 namespace pannier {
@@ -16,5 +17,30 @@ inline constexpr std::size_t kChecksumTileBytes = std::size_t{128} << 10;
 
 /// The checksum of a whole extent: the sum over its tiles, modulo 2^64.
 [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> bytes) noexcept;
+
+/// The same of bytes that come in runs of any size. Move-only.
+class ChecksumStream {
+ public:
+  ChecksumStream();
+  ~ChecksumStream();
+  ChecksumStream(ChecksumStream&&) noexcept;
+  ChecksumStream& operator=(ChecksumStream&&) noexcept;
+  ChecksumStream(const ChecksumStream&) = delete;
+  ChecksumStream& operator=(const ChecksumStream&) = delete;
+
+  /// The bytes that follow.
+  void update(std::span<const std::byte> bytes) noexcept;
+  /// The checksum of all that came since the start, or the last call; it starts anew.
+  [[nodiscard]] std::uint64_t take() noexcept;
+
+ private:
+  struct Tile;
+  void end_tile() noexcept;
+
+  std::unique_ptr<Tile> tile_;  ///< What has come of a tile that is not whole.
+  std::size_t nbytes_in_tile_ = 0;
+  std::uint64_t num_tiles_ = 0;
+  std::uint64_t sum_ = 0;
+};
 
 }  // namespace pannier

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <exception>
+#include <utility>
 
 #include "pannier/base/error.h"
 #include "pannier/base/log.h"
@@ -10,13 +12,23 @@
 #include "pannier/kernels/convert.h"
 
 namespace pannier {
+namespace {
 
-BucketStates::BucketStates(UpdatePipelineParts& parts, int bucket, Access access)
+// A store on the device takes the parameters there with its lease, so that they are written there too.
+std::byte* host_address(UpdatePipelineParts& parts, int bucket) {
+  parts.residence.settle(bucket);
+  return parts.routes.route(bucket) == UpdateRoute::kDevice ? nullptr : parts.residence.host_address(bucket);
+}
+
+}  // namespace
+
+BucketStates::BucketStates(UpdatePipelineParts& parts, int bucket)
     : parts_(parts),
       bucket_(bucket),
       way_(parts.routes.rest_way(bucket)),
-      states_((parts.residence.settle(bucket), *way_.states), bucket, access),
-      own_(parts.residence.own(bucket)) {}
+      states_(*way_.states, bucket, Access::kUpdate),
+      at_rest_(host_address(parts, bucket)),
+      own_(at_rest_ == nullptr ? parts.residence.own(bucket) : at::Tensor()) {}
 
 BucketStates::~BucketStates() {
   try {
@@ -31,7 +43,9 @@ void BucketStates::close() {
     return;
   }
   states_.close();
-  parts_.residence.put_back(bucket_);
+  if (at_rest_ == nullptr) {
+    parts_.residence.put_back(bucket_);
+  }
 }
 
 // Where the elements lie in this rank's shard.
@@ -46,8 +60,14 @@ ElementRange BucketStates::place(int parameter, std::int64_t begin, std::size_t 
   return {at, at + static_cast<std::int64_t>(numel)};
 }
 
-std::byte* BucketStates::own_address(std::int64_t at) const {
-  return static_cast<std::byte*>(own_.data_ptr()) + nbytes_of(at, own_.element_size());
+void BucketStates::write_param(const ElementRange& range, const void* from, std::size_t width) {
+  const std::size_t nbytes = nbytes_of(range.numel(), width);
+  if (at_rest_ != nullptr) {
+    std::memcpy(at_rest_ + nbytes_of(range.begin, width), from, nbytes);
+  } else {
+    parts_.device.copy_to_device(static_cast<std::byte*>(own_.data_ptr()) + nbytes_of(range.begin, width), from,
+                                 nbytes);
+  }
 }
 
 float* BucketStates::state_address(const StateView& view, const std::string& name, std::int64_t at) const {
@@ -58,18 +78,6 @@ float* BucketStates::state_address(const StateView& view, const std::string& nam
     }
   }
   throw InternalError(fmt::format("no state is called '{}'", name));
-}
-
-void BucketStates::read(int parameter, const std::string& name, std::int64_t begin, std::span<float> values) {
-  const ElementRange range = place(parameter, begin, values.size());
-  if (name == kMasterName) {
-    read_master(range, values);
-    return;
-  }
-  states_.visit(range, [&](const StateView& view, const ElementRange& part) {
-    way_.path->state_to_host(values.data() + (part.begin - range.begin), state_address(view, name, part.begin),
-                             nbytes_of(part.numel(), sizeof(float)));
-  });
 }
 
 void BucketStates::write(int parameter, const std::string& name, std::int64_t begin, std::span<const float> values) {
@@ -88,14 +96,6 @@ void BucketStates::write(int parameter, const std::string& name, std::int64_t be
 }
 
 // `width`: bytes of an element of the rest.
-void BucketStates::read_rest(const ElementRange& range, void* to, std::size_t width) {
-  states_.visit(range, [&](const StateView& view, const ElementRange& part) {
-    way_.path->state_to_host(static_cast<std::byte*>(to) + nbytes_of(part.begin - range.begin, width),
-                             static_cast<std::byte*>(view.rest) + nbytes_of(part.begin - view.range.begin, width),
-                             nbytes_of(part.numel(), width));
-  });
-}
-
 void BucketStates::write_rest(const ElementRange& range, const void* from, std::size_t width) {
   states_.visit(range, [&](const StateView& view, const ElementRange& part) {
     way_.path->state_from_host(static_cast<std::byte*>(view.rest) + nbytes_of(part.begin - view.range.begin, width),
@@ -104,40 +104,22 @@ void BucketStates::write_rest(const ElementRange& range, const void* from, std::
   });
 }
 
-void BucketStates::read_master(const ElementRange& range, std::span<float> values) {
-  switch (parts_.format) {
-    case kernels::StateFormat::kFp32:
-      parts_.device.copy_to_host(values.data(), own_address(range.begin), values.size_bytes());
-      break;
-    case kernels::StateFormat::kFp16:
-      read_rest(range, values.data(), sizeof(float));
-      break;
-    case kernels::StateFormat::kBf16:
-      high_.resize(values.size());
-      low_.resize(values.size());
-      parts_.device.copy_to_host(high_.data(), own_address(range.begin), values.size_bytes() / 2);
-      read_rest(range, low_.data(), sizeof(std::int16_t));
-      kernels::join_master(high_.data(), low_.data(), values.data(), range.numel(), torch_parallel_for());
-      break;
-  }
-}
-
 void BucketStates::write_master(const ElementRange& range, std::span<const float> values) {
   switch (parts_.format) {
     case kernels::StateFormat::kFp32:
-      parts_.device.copy_to_device(own_address(range.begin), values.data(), values.size_bytes());
+      write_param(range, values.data(), sizeof(float));
       break;
     case kernels::StateFormat::kFp16:
       high_.resize(values.size());
       kernels::to_fp16(values.data(), high_.data(), range.numel(), torch_parallel_for());
-      parts_.device.copy_to_device(own_address(range.begin), high_.data(), values.size_bytes() / 2);
+      write_param(range, high_.data(), sizeof(std::uint16_t));
       write_rest(range, values.data(), sizeof(float));
       break;
     case kernels::StateFormat::kBf16:
       high_.resize(values.size());
       low_.resize(values.size());
       kernels::split_master(values.data(), high_.data(), low_.data(), range.numel(), torch_parallel_for());
-      parts_.device.copy_to_device(own_address(range.begin), high_.data(), values.size_bytes() / 2);
+      write_param(range, high_.data(), sizeof(std::uint16_t));
       write_rest(range, low_.data(), sizeof(std::int16_t));
       break;
   }

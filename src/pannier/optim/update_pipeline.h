@@ -71,6 +71,8 @@ class UpdatePipeline {
     std::size_t num_done = 0;
   };
   [[nodiscard]] HostUpdates host_updates(const Coefficients& coefficients);
+  /// The next update begins with the first chunks, whatever the last one ended with.
+  void begin_at_front() noexcept { goes_back_ = true; }
   /// Updates what is updated on the host with a gradient factor that is known, and in between issues what the device
   /// has come to be ready for. Returns how many elements that were. After an exception the same call goes on from the
   /// first chunk that was not updated.

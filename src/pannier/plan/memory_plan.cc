@@ -71,6 +71,7 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
                              (input.sums_on_each_rank ? nbytes_of(input.parameter_numel, 4) : 0);
   }
   plan.device_activations = input.activations_nbytes;
+  plan.host_checkpoint = round_to_page(input.checkpoint_nbytes, input.host_page_nbytes);
   if (on_device < numel) {
     const bool on_disk = input.optimizer_home == Home::kNvme;
     plan.host_optimizer_states = round_to_page(on_disk ? input.nvme_host_nbytes : host_states, input.host_page_nbytes);
@@ -118,6 +119,9 @@ std::string format_plan(const MemoryPlan& plan, Home optimizer_home, std::option
   line("optimizer states", plan.device_optimizer_states, plan.host_optimizer_states);
   if (plan.host_staging > 0) {
     line("nvme staging", 0, plan.host_staging);
+  }
+  if (plan.host_checkpoint > 0) {
+    line("checkpoint", 0, plan.host_checkpoint);
   }
   if (plan.device_activations > 0) {
     line("activations", plan.device_activations, 0);

@@ -32,6 +32,7 @@ struct MemoryPlanInput {
   std::size_t nvme_file_nbytes = 0;     ///< With the home kNvme: of the states on the disk,
   std::size_t nvme_staging_nbytes = 0;  ///< of the memory between disk and update,
   std::size_t nvme_host_nbytes = 0;     ///< and of the states that stay in host memory.
+  std::size_t checkpoint_nbytes = 0;    ///< Through which a checkpoint is written while training goes on.
   bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.
   std::size_t unmanaged_nbytes = 0;     ///< Frozen parameters and buffers of the model, on the device.
   std::size_t host_page_nbytes = 4096;  ///< Host slabs are rounded up to it.
@@ -52,13 +53,14 @@ struct MemoryPlan {
   std::size_t host_optimizer_states = 0;  ///< With the host's copy of other parameters.
   std::size_t host_staging = 0;           ///< Between disk and update.
   std::size_t host_gradients = 0;
+  std::size_t host_checkpoint = 0;  ///< Between states and the checkpoint that they are written to.
   std::size_t nvme_optimizer_states = 0;
 
   [[nodiscard]] std::size_t device() const noexcept {
     return device_parameters + device_gradients + device_optimizer_states + device_activations;
   }
   [[nodiscard]] std::size_t host() const noexcept {
-    return host_parameters + host_optimizer_states + host_staging + host_gradients;
+    return host_parameters + host_optimizer_states + host_staging + host_gradients + host_checkpoint;
   }
 };
 

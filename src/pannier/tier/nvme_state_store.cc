@@ -129,6 +129,12 @@ StateView NvmeStateStore::view_at(ChunkId chunk, std::byte* states) const {
       elsewhere == nullptr ? states + layout.offsets[3] : elsewhere + nbytes_of(elements.begin, shape_.param_nbytes));
 }
 
+std::optional<StateView> NvmeStateStore::resting(ChunkId chunk) {
+  const std::size_t extent = extent_of(chunk);
+  std::byte* const at = host_.data().data() + extent * staging_.chunk_nbytes;
+  return rests_in_memory(extent) ? std::optional(view_at(chunk, at)) : std::nullopt;
+}
+
 NvmeStateStore::Slot* NvmeStateStore::slot_with(std::size_t extent) {
   return slot_of_[extent] < 0 ? nullptr : &slots_[static_cast<std::size_t>(slot_of_[extent])];
 }

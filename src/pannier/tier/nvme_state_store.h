@@ -50,6 +50,15 @@ class NvmeStateStore final : public StateStore {
   void check() override;
   void settle() override;
 
+  [[nodiscard]] std::optional<StateView> resting(ChunkId chunk) override;
+  /// Starts to read a chunk that rests on the disk, for another thread than the store's. Nobody may update the chunk
+  /// before the transfer has ended. `to`: aligned memory for a chunk.
+  [[nodiscard]] ExtentTransfer read_apart(ChunkId chunk, std::span<std::byte> to) {
+    return extents_->read(extent_of(chunk), to);
+  }
+  /// The view of what that reads.
+  [[nodiscard]] StateView view_apart(ChunkId chunk, std::byte* states) const { return view_at(chunk, states); }
+
   /// The staging memory and what stays in host memory, in spans under 1 GiB, for registration with a device.
   [[nodiscard]] std::vector<std::span<std::byte>> regions();
   [[nodiscard]] NvmeStats stats() const;

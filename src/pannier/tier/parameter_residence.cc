@@ -14,6 +14,7 @@ class WholeResidence final : public ParameterResidence {
   }
   void put_back(int /*bucket*/) override {}
   void settle(int /*bucket*/) override {}
+  [[nodiscard]] std::byte* host_address(int /*bucket*/) override { return nullptr; }
   void make_whole(int /*bucket*/) override {}
   void keep(int /*bucket*/) override {}
   void let_rest(int /*bucket*/) override {}

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -29,6 +30,8 @@ class ParameterResidence {
   virtual void put_back(int bucket) = 0;
   /// The host waits until nothing is on its way to or from where this rank's part rests.
   virtual void settle(int bucket) = 0;
+  /// Where this rank's part rests, if that is host memory; else null.
+  [[nodiscard]] virtual std::byte* host_address(int bucket) = 0;
   /// Makes a bucket whole. All ranks call it. Throws CollectiveError.
   virtual void make_whole(int bucket) = 0;
   /// A whole bucket was written: what rests follows.

@@ -22,21 +22,13 @@ class DeviceStore final : public StateStore {
         buckets_(static_cast<std::size_t>(num_buckets())) {}
 
   [[nodiscard]] Home home() const noexcept override { return Home::kDevice; }
+  [[nodiscard]] std::optional<StateView> resting(ChunkId chunk) override { return states(chunk); }
 
  protected:
   [[nodiscard]] StateView acquire(ChunkId chunk, Access /*access*/) override {
-    auto& slot = buckets_.at(static_cast<std::size_t>(chunk.bucket));
-    const at::Tensor param = param_bucket_(chunk.bucket);
-    if (!slot) {
-      slot = Slot{zeroed(nbytes_of(param.numel(), shape_.rest_nbytes)),
-                  zeroed(nbytes_of(param.numel(), shape_.num_states < 1 ? 0 : 4)),
-                  zeroed(nbytes_of(param.numel(), shape_.num_states < 2 ? 0 : 4))};
-    }
-    return {.range = range(chunk),
-            .param = param.data_ptr(),
-            .rest = slot->rest.defined() ? slot->rest.data_ptr() : nullptr,
-            .state1 = slot->state1.defined() ? static_cast<float*>(slot->state1.data_ptr()) : nullptr,
-            .state2 = slot->state2.defined() ? static_cast<float*>(slot->state2.data_ptr()) : nullptr};
+    StateView view = states(chunk);
+    view.param = param_bucket_(chunk.bucket).data_ptr();
+    return view;
   }
   void release(ChunkId /*chunk*/, Access /*access*/, TransferPtr /*reader*/) noexcept override {}
 
@@ -44,6 +36,20 @@ class DeviceStore final : public StateStore {
   struct Slot {
     at::Tensor rest, state1, state2;
   };
+
+  StateView states(ChunkId chunk) {
+    auto& slot = buckets_.at(static_cast<std::size_t>(chunk.bucket));
+    const std::int64_t numel = range(chunk).numel();
+    if (!slot) {
+      slot = Slot{zeroed(nbytes_of(numel, shape_.rest_nbytes)), zeroed(nbytes_of(numel, shape_.num_states < 1 ? 0 : 4)),
+                  zeroed(nbytes_of(numel, shape_.num_states < 2 ? 0 : 4))};
+    }
+    return {.range = range(chunk),
+            .param = nullptr,
+            .rest = slot->rest.defined() ? slot->rest.data_ptr() : nullptr,
+            .state1 = slot->state1.defined() ? static_cast<float*>(slot->state1.data_ptr()) : nullptr,
+            .state2 = slot->state2.defined() ? static_cast<float*>(slot->state2.data_ptr()) : nullptr};
+  }
 
   at::Tensor zeroed(std::size_t nbytes) {
     if (nbytes == 0) {
@@ -101,6 +107,9 @@ Lease StateStore::lease(ChunkId chunk, Access access) {
   const auto index = static_cast<std::size_t>(chunk.chunk);
   PANNIER_CHECK(!leased[index], fmt::format("chunk {} of bucket {} is leased already", chunk.chunk, chunk.bucket));
   StateView view = acquire(chunk, access);
+  if (access == Access::kUpdate && before_update_) {
+    before_update_(chunk, view);
+  }
   leased[index] = true;
   return {*this, chunk, access, view};
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -83,6 +84,14 @@ class StateStore {
   virtual void expect(std::vector<ChunkId> /*order*/) {}
   /// Whether the chunks that were lent last are the cheapest to lend next.
   [[nodiscard]] virtual bool keeps_last() const noexcept { return false; }
+  /// Called with each lease for an update, before it is given: whoever still reads the chunk's state holds the caller
+  /// back until he has. Must not throw. Null: nobody reads.
+  void before_update(std::function<void(ChunkId chunk, const StateView& view)> call) {
+    before_update_ = std::move(call);
+  }
+  /// Where a chunk's states rest in memory, under addresses that stay; `param` is null where the store has no copy of
+  /// it. Nothing for a chunk that rests elsewhere.
+  [[nodiscard]] virtual std::optional<StateView> resting(ChunkId /*chunk*/) { return std::nullopt; }
   /// Throws IoError where something that was given back could not be put to rest, once, and tries it again.
   virtual void check() {}
   /// Waits until all that was given back is at rest. Throws as check().
@@ -97,6 +106,7 @@ class StateStore {
   std::vector<std::int64_t> bucket_numels_;
   std::int64_t chunk_numel_;
   std::vector<std::vector<bool>> leased_;
+  std::function<void(ChunkId, const StateView&)> before_update_;
 };
 
 /// State on the device beside the parameters. `param_bucket(b)` is bucket b's flat parameter tensor, which the view's
@@ -118,6 +128,7 @@ class HostStateStore final : public StateStore {
   [[nodiscard]] Home home() const noexcept override { return Home::kHost; }
   /// Called with the bucket before each lease: whoever has lent its state elsewhere brings it back.
   void before_lease(std::function<void(int)> recall) { recall_ = std::move(recall); }
+  [[nodiscard]] std::optional<StateView> resting(ChunkId chunk) override { return view(chunk.bucket); }
   /// Where a bucket's state rests.
   [[nodiscard]] const StateView& view(int bucket) const { return views_.at(static_cast<std::size_t>(bucket)); }
   [[nodiscard]] std::span<std::byte> bytes() noexcept { return slab_.data(); }

@@ -83,6 +83,9 @@ class ParameterGatherer final : public ParameterResidence {
   [[nodiscard]] at::Tensor own(int bucket) override;
   void put_back(int bucket) override { parts_.rest.put_back(bucket); }
   void settle(int bucket) override;
+  [[nodiscard]] std::byte* host_address(int bucket) override {
+    return rests_whole(bucket) ? nullptr : parts_.rest.host_address(bucket);
+  }
   void make_whole(int bucket) override;
   void keep(int bucket) override;
   void let_rest(int bucket) override;
