@@ -216,13 +216,13 @@ WHY = [
     (r"muon", "Muon is not one of the optimizers"),
     (r"zenflow|zf\.py|split_affinity", "there is no ZenFlow"),
     (r"moe\.|MoE", "there is no expert parallelism"),
-    (r"runtime\.pipe|pipeline|Pipeline", "there are no pipelines"),
+    (r"runtime\.pipe|pipeline|Pipeline|parallelism_rejected", "there are no pipelines"),
     (r"step_subgroup|rollback_subgroup|op_builder|Builder\(\)", "reaches into kernels of DeepSpeed's own"),
     (r"fp32_optimizer_states", "moments are fp32 always"),
     (r"torch_autocast|zero\.linear", "there is no replaced linear layer and no autocast of the engine's"),
     (r"ds_tensor|fp32_groups|averaged_gradients|nccl_start_alignment|allreduce_gradients|leaf_parameters"
      r"|accumulated_grads_in_cpu|PartitionCache|AdamOptimizerStepCount|count_used_parameters|applied_pre_backward"
-     r"|pre_bwd_fn|_is_gradient_accumulation_boundary|SimpleNamespace|step_ratio|micro_step_id|_configure_train_batch",
+     r"|pre_bwd_fn|reduce_scatter_fn|_flush_coalesced|uses_bf16_optimizer|_is_gradient_accumulation_boundary|SimpleNamespace|step_ratio|micro_step_id|_configure_train_batch",
      "reads how DeepSpeed keeps things inside"),
     (r"gradient_allreduce_op", "gradients are averaged over ranks; scale the loss for a sum"),
     (r"differ from rank 0's", "a rank gives another gradient than the others, which is an error here and wanted by the test"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import pathlib
 import resource
 from typing import Any
 
@@ -85,6 +86,44 @@ def test_memory_is_that_of_the_format_and_stays(dtype: str) -> None:
     assert min(result["cycles"][6:]) - min(result["cycles"][2:6]) <= 10 * MIB, result
 
 
+def peak() -> int:
+    """The most that this process has held since `forget_peak`."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+
+
+def forget_peak() -> None:
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def saves(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Ten saves and a load: what they take beyond what training takes, and what they leave."""
+    engine = build("bf16")
+    step(engine)
+    steady, left, most = rss(), [], []
+    for _ in range(10):
+        forget_peak()
+        engine.save_checkpoint(folder, tag="one")
+        most.append(peak())
+        gc.collect()
+        left.append(rss())
+    forget_peak()
+    engine.load_checkpoint(folder)
+    most.append(peak())
+    step(engine)
+    return {"steady": steady, "left": left, "most": max(most)}
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_saves_and_loads_take_little_and_leave_nothing(world: int, tmp_path: pathlib.Path) -> None:
+    for ended in ranks.run(__file__, "saves", world, str(tmp_path)):
+        result, shard = ended.result, 12 * NUMEL // world
+        assert result["most"] <= result["steady"] + shard + 64 * MIB, result
+        # The least of some, as above.
+        assert min(result["left"][6:]) - min(result["left"][2:6]) <= 10 * MIB, result
+
+
 def shares(rank: int, world: int) -> int:
     engine = build("bf16")
     step(engine)
@@ -114,4 +153,4 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated() -> None:
 
 
 if __name__ == "__main__":
-    ranks.main({"growth": growth, "shares": shares})
+    ranks.main({"growth": growth, "saves": saves, "shares": shares})
