@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import frameworks
 import pannier
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -49,6 +50,26 @@ def test_script_for_deepspeed_runs_unchanged(tmp_path: pathlib.Path) -> None:
     assert len(losses) == 4
     assert all(abs(loss - 5.7) < 1.5 for loss in losses), "random labels of 300 kinds: about ln 300"
     assert re.search(r"^peak device memory: \d+\.\d\d GB$", output, flags=re.MULTILINE)
+
+
+def block(mark: str) -> str:
+    """The block of README under a mark."""
+    return (ROOT / "README.md").read_text().split(f"<!-- trainer: {mark} -->\n```\n", 1)[1].split("```", 1)[0]
+
+
+def test_trainer_of_the_readme(tmp_path: pathlib.Path) -> None:
+    commands = block("commands").replace("\\\n", "").splitlines()
+    assert len(commands) == 4 and (ROOT / "scripts/frameworks-pinned.txt").exists()
+    words = commands[-1].removeprefix("./dev run python ").replace("--output_dir out", f"--output_dir {tmp_path}").split()
+    result = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=ROOT, env=frameworks.environment()
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    numbers = re.compile(r"\d+\.\d+")
+    have, want = ("\n".join(text.strip().splitlines()[-3:]) for text in (result.stdout, block("output")))
+    assert numbers.sub("#", have) == numbers.sub("#", want)
+    for mine, said in zip(numbers.findall(have), numbers.findall(want), strict=True):
+        assert float(mine) == pytest.approx(float(said), abs=0.05)
 
 
 def test_configuration_from_the_web_is_accepted_with_a_line_for_each_odd_key() -> None:
