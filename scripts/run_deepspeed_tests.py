@@ -232,7 +232,7 @@ WHY = [
     (r"direct_backward_raises", "loss.backward() works at stage 0 too"),
     (r"optimizer \S+ is not supported", "an optimizer of the test's own can't run in the engine"),
     (r"unknown key|warmup_type", "a key or value that DeepSpeed ignores is an error here"),
-    (r"step\\(\\) before backward", "the test writes `.grad` by hand; gradients come from a backward here"),
+    (r"step\(\) before backward", "the test writes `.grad` by hand; gradients come from a backward here"),
     (r"compression_training", "there is no compression"),
     (r"BingBertSquad", "reads a file from outside of tests/unit"),
     (r"test_mom", "before the first step get_mom() is what the groups hold"),
