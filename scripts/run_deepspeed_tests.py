@@ -245,8 +245,8 @@ WHY = [
     (r"gpu_error.*did not end|overlap_comm.*did not end", "what the test wants refused works"),
     (r"did not end", "an error that the test waits for does not come"),
     (r"not working|collection", "switched off in DeepSpeed itself"),
-    (r"Found no NVIDIA|no CUDA|CUDA|CPU accelerator|half precision not supported|inf/nan output|NCCL", "needs a GPU"),
-    (r"async_io|AsyncIO", "DeepSpeed's asynchronous files are not offered; states on a disk are the engine's"),
+    (r"Found no NVIDIA|no CUDA|CUDA|CPU accelerator|half precision not supported|inf/nan output|NCCL", "DeepSpeed's tests skip it on this machine: they want a GPU, or another CPU"),
+    (r"async_io|async-io|AsyncIO", "DeepSpeed's asynchronous files are not offered; states on a disk are the engine's"),
     (r"Lamb", "there is no Lamb"),
     (r"Local APIs only", "a test of stage 3 in another stage"),
 ]
