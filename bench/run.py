@@ -1,4 +1,4 @@
-"""Runs the benches: `./dev bench [update|step|nvme]`. Each verifies first, then prints JSON lines and a sentence a figure.
+"""Runs the benches: `./dev bench [update|step|nvme|checkpoint]`. Each verifies first, then prints JSON lines and a sentence a figure.
 
 A speed is the median of alternating pairs (ours, the peer) in one process on the same threads, given as a ratio.
 """
@@ -9,7 +9,7 @@ import argparse
 import importlib
 import sys
 
-BENCHES = ("update", "step", "nvme")
+BENCHES = ("update", "step", "nvme", "checkpoint")
 
 
 def main() -> int:

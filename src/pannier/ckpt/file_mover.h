@@ -29,7 +29,7 @@ struct MovedFile {
 struct FileMoverOptions {
   std::size_t buffer_nbytes = std::size_t{8} << 20;  ///< Of one buffer, and so of one request.
   std::size_t num_buffers = 8;
-  int num_threads = 4;  ///< Requests with the disk at one time.
+  int num_threads = 8;  ///< Requests with the disk at one time.
   /// For so many bytes of files: buffers of 8 MiB, smaller ones where these would be much beside them. A pure function.
   [[nodiscard]] static FileMoverOptions for_files_of(std::uint64_t nbytes) noexcept;
   /// What the buffers take of host memory.
