@@ -1,8 +1,16 @@
 #include "pannier/tier/nvme_state_store.h"
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <random>
+#include <thread>
 
 #include "pannier/base/error.h"
 #include "pannier/io/faulty_disk.h"
@@ -291,6 +299,40 @@ TEST_P(NvmeStates, ASecondRunIsRefusedAndNamesTheFirst) {
               return 1;
             }),
             0);
+}
+
+// Children take steps in one folder, one after the other, each until it is killed: while it takes the lock, sets the
+// file aside, reads, or writes.
+TEST_P(NvmeStates, AreTakenOverFromRunsThatWereKilledAtAnyMoment) {
+  constexpr int kKills = 25;  // With each of two engines.
+  std::mt19937 random(GetParam() == IoEngineKind::kAuto ? 1 : 2);
+  std::uniform_int_distribution<int> moment_us(0, 60'000);
+  for (int i = 0; i < kKills; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      at::set_num_threads(1);  // A forked child has none of its parent's.
+      try {
+        const auto store = make(options(2));
+        for (int round = 1;; ++round) {
+          step(*store, round, round % 2 == 0);
+        }
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+      }
+      ::_exit(1);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(moment_us(random)));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "the run after kill " << i << " could not begin";
+  }
+  {
+    const auto store = make(options(2));
+    step(*store, 1, false);
+    expect_round(*store, 1);
+  }
+  EXPECT_THAT(folder_.names(), IsEmpty());
 }
 
 TEST_P(NvmeStates, SayBytesWantedAndFreeWhenThereIsNoRoomAndTakeNoMemory) {
