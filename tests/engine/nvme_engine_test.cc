@@ -51,19 +51,30 @@ class Borrowed final : public Communicator {
   Communicator& own_;
 };
 
+/// What rests on the disk.
+enum class OnDisk { kStates, kParameters, kBoth };
+
 // An engine over three parameters, whose gradients are what the step's number says.
 class Training {
  public:
-  Training(const std::string& folder, PieceHook* hook, Communicator* communicator = nullptr) {
-    const std::string home =
-        folder.empty()
-            ? R"({"device": "cpu"})"
-            : fmt::format(R"({{"device": "nvme", "nvme_path": "{}", "buffer_count": 1, "buffer_size": 98304}})",
-                          folder);
+  Training(const std::string& folder, PieceHook* hook, Communicator* communicator = nullptr,
+           OnDisk on_disk = OnDisk::kStates)
+      : has_parameters_on_disk_(!folder.empty() && on_disk != OnDisk::kStates) {
+    const bool has_states = !folder.empty() && on_disk != OnDisk::kParameters;
+    const std::string states =
+        has_states
+            ? fmt::format(R"({{"device": "nvme", "nvme_path": "{}", "buffer_count": 1, "buffer_size": 98304}})", folder)
+            : R"({"device": "cpu"})";
+    const std::string parameters =
+        has_parameters_on_disk_
+            ? fmt::format(R"("stage": 3, "stage3_param_persistence_threshold": 0, "offload_param": {{"device": "nvme",
+                             "nvme_path": "{}", "buffer_count": 1, "buffer_size": 8192}})",
+                          folder)
+            : R"("stage": 2)";
     const Config config = Config::from_text(fmt::format(
         R"({{"train_batch_size": {}, "bf16": {{"enabled": true}}, "optimizer": {{"type": "AdamW"}},
-            "zero_optimization": {{"stage": 2, "reduce_bucket_size": 20000, "offload_optimizer": {}}}}})",
-        communicator == nullptr ? 1 : communicator->world_size(), home));
+            "zero_optimization": {{{}, "reduce_bucket_size": 20000, "offload_optimizer": {}}}}})",
+        communicator == nullptr ? 1 : communicator->world_size(), parameters, states));
     EngineInputs inputs;
     for (int i = 0; i < 3; ++i) {
       parameters_.push_back(at::linspace(-1, 1, kNumel + i).set_requires_grad(true));
@@ -82,6 +93,7 @@ class Training {
   }
 
   void backward() {
+    core_->tick_forward(0);
     ++num_backwards_;
     at::Tensor loss = at::zeros({});
     for (const at::Tensor& parameter : parameters_) {
@@ -115,7 +127,9 @@ class Training {
   std::vector<at::Tensor> bits() {
     std::vector<at::Tensor> result;
     for (int i = 0; i < 3; ++i) {
-      result.push_back(parameters_[static_cast<std::size_t>(i)].detach().to(at::kFloat).clone());
+      if (!has_parameters_on_disk_) {
+        result.push_back(parameters_[static_cast<std::size_t>(i)].detach().to(at::kFloat).clone());
+      }
       for (const char* name : {"fp32_param", "exp_avg", "exp_avg_sq"}) {
         result.push_back(core_->state(i, name));
       }
@@ -125,6 +139,7 @@ class Training {
   EngineCore& core() { return *core_; }
 
  private:
+  bool has_parameters_on_disk_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<EngineCore> core_;
   int num_backwards_ = 0;
@@ -139,6 +154,28 @@ std::vector<at::Tensor> bits_after(int num_steps) {
   Training run("", nullptr);
   run.train(num_steps);
   return run.bits();
+}
+
+// Of bits_after(), what a run with parameters on the disk shows.
+std::vector<at::Tensor> states_after(int num_steps) {
+  std::vector<at::Tensor> bits = bits_after(num_steps);
+  for (const std::ptrdiff_t at : {8, 4, 0}) {
+    bits.erase(bits.begin() + at);
+  }
+  return bits;
+}
+
+// Calls until it ends well; how often it threw.
+int call_until_done(const std::function<void()>& call) {
+  for (int errors = 0; errors < 50; ++errors) {
+    try {
+      call();
+      return errors;
+    } catch (const IoError&) {
+      continue;
+    }
+  }
+  throw std::runtime_error("it never ends well");
 }
 
 TEST(NvmeEngine, AnErrorBeforeTheFirstUpdateLeavesEverythingAsItWas) {
@@ -217,6 +254,54 @@ TEST(NvmeEngine, AStepThatFailsInTheMiddleIsFinishedToTheSameBits) {
   }
 }
 
+TEST(NvmeEngine, ParametersOnADiskThatFailsComeToTheSameBits) {
+  const auto expected = states_after(4);
+  for (const OnDisk on_disk : {OnDisk::kParameters, OnDisk::kBoth}) {
+    for (const Fault& kind : {Fault{.on_read = true}, Fault{.on_write = true, .error_number = ENOSPC},
+                              Fault{.kind = FaultKind::kFlipBit, .on_read = true, .bit = 77}}) {
+      int num_errors = 0;
+      for (std::size_t skip = 0; skip < 20; skip += 3) {
+        const TemporaryFolder folder;
+        FaultyDisk disk;
+        Training run(folder.path(), &disk, nullptr, on_disk);
+        run.train(2);
+        run.core().synchronize();
+        Fault fault = kind;
+        fault.skip = skip;
+        fault.times = 2;
+        disk.add(fault);
+        num_errors += call_until_done([&] { run.core().tick_forward(0); });
+        run.backward();
+        num_errors += run.step_until_done();
+        num_errors += call_until_done([&] { run.core().synchronize(); });
+        disk.clear();
+        run.train(1);
+        EXPECT_TRUE(same(run.bits(), expected)) << static_cast<int>(kind.kind) << " after " << skip;
+      }
+      EXPECT_GE(num_errors, 4) << static_cast<int>(kind.kind);
+    }
+  }
+}
+
+TEST(NvmeEngine, ARankWhoseParameterCannotBeReadEndsTheGroupWithItsError) {
+  const TemporaryFolder folder;
+  testing::run_ranks(2, [&](Communicator& communicator) {
+    FaultyDisk disk;
+    Training run(folder.path(), &disk, &communicator, OnDisk::kParameters);
+    run.train(1);
+    run.core().synchronize();
+    if (communicator.rank() == 1) {
+      disk.add({.on_read = true});
+    }
+    try {
+      run.core().tick_forward(0);
+      ADD_FAILURE() << "a forward without its parameters";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("read of extent"));
+    }
+  });
+}
+
 TEST(NvmeEngine, AHalfDoneStepRefusesEverythingElse) {
   const TemporaryFolder folder;
   FaultyDisk disk;
@@ -267,21 +352,24 @@ TEST(NvmeEngine, ASlowDiskIsWaitedFor) {
   EXPECT_TRUE(same(run.bits(), bits_after(2)));
 }
 
-TEST(NvmeEngine, AllRanksTellOfTheOneWhoseDiskFailedAndFinishTogether) {
+class NvmeRanks : public ::testing::TestWithParam<OnDisk> {};
+
+TEST_P(NvmeRanks, AllTellOfTheOneWhoseDiskFailedAndFinishTogether) {
   const TemporaryFolder folder;
   std::vector<std::vector<at::Tensor>> bits(3);
   for (const bool is_faulty : {false, true}) {
     testing::run_ranks(2, [&](Communicator& communicator) {
       FaultyDisk disk;
-      Training run(folder.path(), &disk, &communicator);
+      Training run(folder.path(), &disk, &communicator, GetParam());
       run.train(2);
       run.core().synchronize();
-      if (is_faulty && communicator.rank() == 1) {
-        disk.add({.on_read = true, .skip = 1, .times = 1});
-      }
       run.backward();
+      if (is_faulty && communicator.rank() == 1) {
+        const bool reads = GetParam() == OnDisk::kStates;
+        disk.add({.on_read = reads, .on_write = !reads, .skip = 1, .times = 1});
+      }
       const int errors = run.step_until_done([&](const IoError& error) {
-        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1: read of extent"), HasSubstr(".weight")));
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1: "), HasSubstr(" of extent"), HasSubstr(".weight")));
         EXPECT_THROW(run.core().synchronize(), ConfigError);
       });
       EXPECT_EQ(errors, is_faulty ? 1 : 0);
@@ -295,6 +383,13 @@ TEST(NvmeEngine, AllRanksTellOfTheOneWhoseDiskFailedAndFinishTogether) {
   }
   EXPECT_TRUE(same(bits[0], bits[1]));
 }
+
+INSTANTIATE_TEST_SUITE_P(OnDisk, NvmeRanks, ::testing::Values(OnDisk::kStates, OnDisk::kParameters, OnDisk::kBoth),
+                         [](const auto& on_disk) {
+                           return on_disk.param == OnDisk::kStates       ? "States"
+                                  : on_disk.param == OnDisk::kParameters ? "Parameters"
+                                                                         : "Both";
+                         });
 
 }  // namespace
 }  // namespace pannier

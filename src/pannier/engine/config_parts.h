@@ -58,7 +58,7 @@ struct Zero {
   std::size_t buffer_nbytes = 104'857'600;               ///< offload_optimizer.buffer_size: bytes of one of them.
   std::int64_t param_buffer_count = 5;                   ///< offload_param.buffer_count.
   std::int64_t param_buffer_numel = 100'000'000;         ///< offload_param.buffer_size, in elements as in DeepSpeed.
-  std::int64_t param_max_in_host_numel = 1'000'000'000;  ///< offload_param.max_in_cpu.
+  std::int64_t param_max_in_host_numel = 0;  ///< offload_param.max_in_cpu.
   bool pin_memory = true;                                ///< Page-lock host memory of either offload.
   std::int64_t bucket_numel = std::int64_t{16} << 20;    ///< reduce_bucket_size, in elements.
   bool bucket_given = false;                             ///< bucket_numel was written, not chosen here.

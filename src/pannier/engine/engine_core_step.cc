@@ -333,7 +333,9 @@ void EngineCore::begin_update(const std::vector<kernels::Hyperparameters>& group
     }
   }
   update_ = std::make_unique<Update>(*parts_->pipeline, std::move(coefficients), parts_->judge->control());
-  parts_->pipeline->issue(update_->on_device, /*wait=*/false);
+  if (parts_->nvme_shards == nullptr) {  // Whose errors can only be told when the decision is known.
+    parts_->pipeline->issue(update_->on_device, /*wait=*/false);
+  }
   auto phase = tracer_.phase("wait for the decision");
   update_->verdict = parts_->judge->verdict();
   phase.end();
@@ -346,10 +348,19 @@ void EngineCore::begin_update(const std::vector<kernels::Hyperparameters>& group
 // May be called again where a disk's error ended it.
 void EngineCore::finish_update() {
   const bool skip = update_->verdict.decision.skip != 0;
-  if (!skip) {
-    update_on_host(*update_);
+  std::exception_ptr failed;
+  try {
+    if (!skip) {
+      update_on_host(*update_);
+    }
+    parts_->pipeline->issue(update_->on_device, /*wait=*/true);
+    if (parts_->nvme_shards != nullptr && communicator_->world_size() > 1) {
+      parts_->nvme_shards->disk().settle();  // An error told in the next forward would end the group of ranks.
+    }
+  } catch (const IoError&) {
+    failed = std::current_exception();
   }
-  parts_->pipeline->issue(update_->on_device, /*wait=*/true);
+  share_disk_failure(failed);
   if (!skip) {
     finish_host_updates();
     parts_->pipeline->publish(update_->coefficients);
@@ -371,14 +382,7 @@ void EngineCore::update_on_host(Update& update) {
   if (route_planner_) {
     route_planner_->begin_host_update();
   }
-  std::exception_ptr failed;
-  std::int64_t numel = 0;
-  try {
-    numel = parts_->pipeline->update_on_host(update.on_host, update.on_device, grad_factor);
-  } catch (const IoError&) {
-    failed = std::current_exception();
-  }
-  share_disk_failure(failed);
+  const std::int64_t numel = parts_->pipeline->update_on_host(update.on_host, update.on_device, grad_factor);
   if (route_planner_) {
     route_planner_->end_host_update(numel);
   }

@@ -90,16 +90,25 @@ std::int64_t UpdatePipeline::update_chunk(ChunkId chunk, const Coefficients& coe
 }
 
 void UpdatePipeline::end_bucket(int bucket, const Coefficients& coefficients) {
+  if (parts_.residence.lends_copies(bucket)) {
+    parts_.routes.update_way(bucket).path->finish();  // What it puts back is on its way there.
+  }
   parts_.residence.put_back(bucket);
   drop_gradients(bucket, coefficients);
 }
 
-std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
+std::int64_t UpdatePipeline::update_chunks(int bucket, const Coefficients& coefficients,
                                            const kernels::UpdateControl& control) {
   std::int64_t numel = 0;
   for (const ChunkId chunk : updated_chunks(bucket, coefficients)) {
     numel += update_chunk(chunk, coefficients, control);
   }
+  return numel;
+}
+
+std::int64_t UpdatePipeline::update_bucket(int bucket, const Coefficients& coefficients,
+                                           const kernels::UpdateControl& control) {
+  const std::int64_t numel = update_chunks(bucket, coefficients, control);
   if (numel > 0) {
     end_bucket(bucket, coefficients);
   }
@@ -121,11 +130,18 @@ void UpdatePipeline::issue(DeviceUpdates& updates, bool wait) {
     if (parts_.routes.route(b) == UpdateRoute::kHost) {
       continue;
     }
-    if (!wait && !parts_.routes.update_way(b).states->is_ready(b)) {
-      return;
+    if (!updates.is_ending) {
+      if (!wait && !parts_.routes.update_way(b).states->is_ready(b)) {
+        return;
+      }
+      const auto span = parts_.device.trace().queued(Queue::kCompute, {.what = "update", .index = b});
+      updates.is_ending = update_chunks(b, updates.coefficients, updates.control) > 0;
+      updates.has_begun = updates.has_begun || updates.is_ending;
     }
-    const auto span = parts_.device.trace().queued(Queue::kCompute, {.what = "update", .index = b});
-    update_bucket(b, updates.coefficients, updates.control);
+    if (updates.is_ending) {
+      end_bucket(b, updates.coefficients);
+      updates.is_ending = false;
+    }
   }
 }
 
@@ -147,6 +163,17 @@ UpdatePipeline::HostUpdates UpdatePipeline::host_updates(const Coefficients& coe
   return updates;
 }
 
+// Where all of a bucket will be updated, what rests of it need not be read first.
+void UpdatePipeline::begin_bucket(const HostUpdates& updates) {
+  const ChunkId first = updates.chunks[updates.num_done];
+  const auto of_same = [bucket = first.bucket](const ChunkId& chunk) { return chunk.bucket == bucket; };
+  const bool is_first = updates.num_done == 0 || !of_same(updates.chunks[updates.num_done - 1]);
+  if (is_first && std::count_if(updates.chunks.begin(), updates.chunks.end(), of_same) ==
+                      parts_.routes.update_way(first.bucket).states->num_chunks(first.bucket)) {
+    parts_.residence.overwrite(first.bucket);
+  }
+}
+
 std::int64_t UpdatePipeline::update_on_host(HostUpdates& updates, DeviceUpdates& on_device, float grad_factor) {
   std::int64_t numel = 0;
   const std::uint32_t skip = 0;
@@ -155,14 +182,20 @@ std::int64_t UpdatePipeline::update_on_host(HostUpdates& updates, DeviceUpdates&
     parts_.routes.update_way(chunks.back().bucket)
         .states->expect({chunks.begin() + static_cast<std::ptrdiff_t>(updates.num_done), chunks.end()});
   }
-  while (updates.num_done < chunks.size()) {
+  while (updates.num_done < chunks.size() || updates.ending >= 0) {
+    if (updates.ending >= 0) {
+      end_bucket(updates.ending, on_device.coefficients);
+      updates.ending = -1;
+      issue(on_device, /*wait=*/false);
+      continue;
+    }
+    begin_bucket(updates);
     const ChunkId chunk = chunks[updates.num_done];
     const auto span = parts_.device.trace().host(TraceRow::kHostUpdates, {.what = "update", .index = chunk.bucket});
     numel += update_chunk(chunk, on_device.coefficients, {&grad_factor, &skip});
     ++updates.num_done;
     if (updates.num_done == chunks.size() || chunks[updates.num_done].bucket != chunk.bucket) {
-      end_bucket(chunk.bucket, on_device.coefficients);
-      issue(on_device, /*wait=*/false);
+      updates.ending = chunk.bucket;
     }
   }
   return numel;
@@ -217,6 +250,9 @@ void UpdatePipeline::set_route(int bucket, UpdateRoute route) {
     ChunkCursor states(*way.states, bucket, Access::kUpdate);
     states.visit({0, parts_.shards.shard(bucket).numel()},
                  [&](const StateView& view, const ElementRange& part) { way.path->fetch(bucket, view, part); });
+    if (parts_.residence.lends_copies(bucket)) {
+      parts_.residence.put_back(bucket);
+    }
   }
 }
 

@@ -58,17 +58,20 @@ class UpdatePipeline {
     const Coefficients& coefficients;
     kernels::UpdateControl control;  ///< Points to device memory: factor and skip may be undecided yet.
     int next = 0;                    ///< Buckets count down.
+    bool is_ending = false;          ///< The next one was updated, but its parameters do not rest yet.
+    bool has_begun = false;          ///< Something was updated.
   };
   [[nodiscard]] DeviceUpdates device_updates(const Coefficients& coefficients, const kernels::UpdateControl& control) {
     return {coefficients, control, num_buckets() - 1};
   }
   /// Issues updates on the device; without `wait` as long as the next bucket's state is there, so that the host does
-  /// not wait for a transfer.
+  /// not wait for a transfer. After an IoError the same call goes on where it was.
   void issue(DeviceUpdates& updates, bool wait);
   /// The chunks that the host updates, in order, and how many of them are done.
   struct HostUpdates {
     std::vector<ChunkId> chunks;
     std::size_t num_done = 0;
+    int ending = -1;  ///< A bucket that was updated, but whose parameters do not rest yet; -1: none.
   };
   [[nodiscard]] HostUpdates host_updates(const Coefficients& coefficients);
   /// The next update begins with the first chunks, whatever the last one ended with.
@@ -124,6 +127,8 @@ class UpdatePipeline {
   [[nodiscard]] std::vector<ChunkId> updated_chunks(int bucket, const Coefficients& coefficients) const;
   [[nodiscard]] Prepared prepare_chunk(ChunkId chunk, const Coefficients& coefficients);
   std::int64_t update_chunk(ChunkId chunk, const Coefficients& coefficients, const kernels::UpdateControl& control);
+  std::int64_t update_chunks(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
+  void begin_bucket(const HostUpdates& updates);
   void end_bucket(int bucket, const Coefficients& coefficients);
   [[nodiscard]] at::Tensor as_rank_0_has_them(const at::Tensor& values);
   void gather_resting_whole();

@@ -60,7 +60,7 @@ NvmeStateStore::NvmeStateStore(HostMemory& memory, const StateShape& shape,
       pool_(memory, {.buffer_count = staging_.num_buffers, .buffer_size = staging_.chunk_nbytes},
             torch_parallel_for()) {
   if (staging_.host_chunks > 0) {
-    host_ = HostSlab(memory, staging_.host_nbytes(), {.owner = "optimizer states"}, torch_parallel_for());
+    host_ = HostSlab(memory, staging_.host_nbytes(), {.owner = options.owner}, torch_parallel_for());
   }
   ExtentTable table;
   for (int b = num_buckets() - 1; b >= 0; --b) {
@@ -234,6 +234,13 @@ void NvmeStateStore::begin_read(Slot& slot, std::size_t extent) {
   slot_of_[extent] = static_cast<int>(&slot - slots_.data());
 }
 
+// The caller writes all of it.
+void NvmeStateStore::fill_later(Slot& slot, std::size_t extent) {
+  slot.extent = extent;
+  slot.use = Use::kClean;
+  slot_of_[extent] = static_cast<int>(&slot - slots_.data());
+}
+
 void NvmeStateStore::finish_read(Slot& slot) {
   try {
     slot.transfer->wait_done();
@@ -348,7 +355,7 @@ void NvmeStateStore::read_ahead_while_room() {
   }
 }
 
-StateView NvmeStateStore::acquire(ChunkId chunk, Access /*access*/) {
+StateView NvmeStateStore::acquire(ChunkId chunk, Access access) {
   check();
   const std::size_t extent = extent_of(chunk);
   if (rests_in_memory(extent)) {
@@ -359,9 +366,12 @@ StateView NvmeStateStore::acquire(ChunkId chunk, Access /*access*/) {
   Slot* slot = slot_with(extent);
   if (slot == nullptr) {
     slot = &take_slot();
-    begin_read(*slot, extent);
+    access == Access::kOverwrite ? fill_later(*slot, extent) : begin_read(*slot, extent);
   }
-  if (slot->use == Use::kReading) {
+  if (slot->use == Use::kReading && access == Access::kOverwrite) {
+    slot->transfer->wait_ended();
+    slot->transfer.reset();
+  } else if (slot->use == Use::kReading) {
     finish_read(*slot);
   } else if (slot->use == Use::kWriting) {
     finish_write(*slot);  // One that failed is told of by the next call; its bytes are here.
@@ -382,7 +392,7 @@ void NvmeStateStore::release(ChunkId chunk, Access access, TransferPtr reader) n
   try {
     if (slot != nullptr) {
       slot->reader = std::move(reader);
-      if (access == Access::kUpdate) {
+      if (access != Access::kRead) {
         begin_write(*slot);
       } else {
         slot->use = slot->is_unsaved ? Use::kDirty : Use::kClean;

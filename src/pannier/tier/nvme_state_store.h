@@ -97,6 +97,7 @@ class NvmeStateStore final : public StateStore {
   void wait_for_any_slot();
   void free(Slot& slot) noexcept;
   void begin_read(Slot& slot, std::size_t extent);
+  void fill_later(Slot& slot, std::size_t extent);
   void finish_read(Slot& slot);
   void begin_write(Slot& slot);
   void finish_write(Slot& slot) noexcept;
