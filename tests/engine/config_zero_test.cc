@@ -112,7 +112,8 @@ TEST(Supported, RefusesWhatThisVersionCannotRun) {
                                {"device": "nvme", "nvme_path": ["/n", "/m"]}})";
   EXPECT_EQ(refusal((nvme + "}").c_str()), "accepted");
   EXPECT_THAT(refusal((nvme + R"(, "pannier": {"overlap_step": true, "streamed_share": 0.5}})").c_str()),
-              AllOf(HasSubstr("2 errors"), HasSubstr("pannier.overlap_step"), HasSubstr("pannier.streamed_share")));
+              AllOf(HasSubstr("pannier.overlap_step"), HasSubstr("pannier.streamed_share")));
+  EXPECT_EQ(refusal((nvme + R"(, "pannier": {"overlap_step": true}})").c_str()), "accepted");
   const std::string parameters = R"({"zero_optimization": {"stage": 3, "offload_param":
                                      {"device": "nvme", "nvme_path": "/n"}})";
   EXPECT_EQ(refusal((parameters + "}").c_str()), "accepted");

@@ -110,6 +110,33 @@ def test_parameters_in_host_memory_and_states_on_disk(tmp_path: pathlib.Path) ->
     assert differing(want, trained("AdamW", "bf16", 3, 2, 1.0, home(tmp_path), zero=zero)) == []
 
 
+def test_overlap_changes_no_bit(tmp_path: pathlib.Path) -> None:
+    for dtype in DTYPES:
+        want = trained("AdamW", dtype, 2, 2, 1.0, None)
+        for stage in (2, 3):
+            for zero in ({}, {"reduce_bucket_size": 1}, {"stage3_param_persistence_threshold": 0, "offload_param": {"device": "cpu"}}):
+                if stage == 2 and "offload_param" in zero:
+                    continue
+                overlap = {"zero": zero, "pannier": {"overlap_step": True, "stress_seed": 5}}
+                got = trained("AdamW", dtype, stage, 2, 1.0, home(tmp_path), **overlap)
+                assert [key for key in got if not torch.equal(got[key], want[key])] == [], (dtype, stage, zero)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_updates_on_the_device_change_no_bit(dtype: str, tmp_path: pathlib.Path) -> None:
+    for rule in ("AdamW", "Nesterov", "Adagrad"):
+        want = trained(rule, dtype, 2, 2, 1.0, None)
+        for stage, share, zero in (
+            (2, 1.0, {}),
+            (2, 0.5, {"reduce_bucket_size": 1}),
+            (3, 1.0, resting(tmp_path)),
+            (3, 1.0, {"stage3_param_persistence_threshold": 0, "offload_param": {"device": "cpu"}}),
+        ):
+            keys = {"zero": zero, "pannier": {"streamed_share": share, "stress_seed": 3}}
+            got = trained(rule, dtype, stage, 2, 1.0, home(tmp_path), **keys)
+            assert [key for key in got if not torch.equal(got[key], want[key])] == [], (rule, stage, share, zero)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parameters_on_disk_change_no_bit(dtype: str, tmp_path: pathlib.Path) -> None:
     want = trained("AdamW", dtype, 3, 2, 1.0, None)
@@ -254,6 +281,10 @@ def bits_over_ranks(rank: int, world: int, dtype: str, path: str) -> list[str]:
         for stage in (1, 2, 3):
             got = trained("AdamW", dtype, stage, gas, 1.0, home(path))
             wrong += [f"stage {stage} {key}" for key in got if not torch.equal(got[key], want[key])]
+        got = trained("AdamW", dtype, 2, gas, 1.0, home(path), pannier={"overlap_step": True})
+        wrong += [f"overlap {key}" for key in got if not torch.equal(got[key], want[key])]
+        got = trained("AdamW", dtype, 2, gas, 1.0, home(path), pannier={"streamed_share": 1.0})
+        wrong += [f"streamed {key}" for key in got if not torch.equal(got[key], want[key])]
         for offload in (None, home(path)):
             got = trained("AdamW", dtype, 3, gas, 1.0, offload, zero=resting(path))
             wrong += [f"parameters on disk, {offload} {key}" for key in got if not torch.equal(got[key], want[key])]

@@ -262,6 +262,43 @@ TEST_P(NvmeStates, AFlippedBitIsFoundAndNamesWhatItWasIn) {
   expect_round(*store, 2);
 }
 
+// One step by who computes the sums himself.
+TEST_P(NvmeStates, TakeSumsOfTilesFromWhoUpdates) {
+  const auto store = make(options(1));
+  const auto sum = [&](ChunkId chunk) {
+    std::uint64_t all = 0;
+    for (std::int64_t tile = 0; tile * store->tile_numel() < store->range(chunk).numel(); ++tile) {
+      all += store->tile_sum(chunk, tile);
+    }
+    return all;
+  };
+  const auto update = [&](ChunkId chunk, int round) {
+    const Lease lease = store->lease(chunk, Access::kTiles);
+    const std::uint64_t before = sum(chunk);
+    fill(lease.view(), chunk.bucket, round);
+    store->confirm(chunk, before, sum(chunk));
+  };
+  for (int round = 1; round <= 3; ++round) {
+    for (const ChunkId chunk : all_chunks(*store, false)) {
+      update(chunk, round);
+    }
+  }
+  store->settle();
+  expect_round(*store, 3);
+  disk_.add({.kind = FaultKind::kFlipBit, .on_read = true, .times = 1, .bit = 123});
+  const ChunkId first = all_chunks(*store, false).front();
+  EXPECT_THROW(update(first, 4), ChecksumError);
+  for (const ChunkId chunk : all_chunks(*store, false)) {
+    update(chunk, 4);
+  }
+  store->settle();
+  expect_round(*store, 4);
+  {
+    const Lease unconfirmed = store->lease(first, Access::kTiles);
+  }
+  expect_round(*store, 4);
+}
+
 TEST_P(NvmeStates, TakeShardsOfAllOddSizes) {
   for (const std::int64_t numel : {std::int64_t{0}, std::int64_t{1}, std::int64_t{63}, kBlockNumel - 1, kBlockNumel,
                                    kBlockNumel + 1, 2 * kBlockNumel, 3 * kBlockNumel - 1, 3 * kBlockNumel}) {

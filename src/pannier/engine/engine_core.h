@@ -261,6 +261,7 @@ class EngineCore {
     UpdatePipeline::Coefficients coefficients;
     UpdatePipeline::DeviceUpdates on_device;
     UpdatePipeline::HostUpdates on_host;
+    bool is_overlapped = false;  ///< The host's updates have begun, beside what comes next.
     Verdict verdict;
   };
   void begin_update(const std::vector<kernels::Hyperparameters>& groups);

@@ -11,7 +11,8 @@
 namespace pannier {
 
 void EngineCore::require_whole_step() const {
-  if (update_ && (update_->on_host.num_done > 0 || update_->on_device.has_begun || communicator_->world_size() > 1)) {
+  if (update_ && (update_->on_host.num_done > 0 || update_->on_device.has_begun || update_->is_overlapped ||
+                  communicator_->world_size() > 1)) {
     throw ConfigError(
         "the last step is half done: an error of the disk under nvme_path interrupted it. Call step() again, which "
         "finishes it, or load a checkpoint into a new engine");
@@ -27,9 +28,10 @@ void EngineCore::require_no_update() const {
   }
 }
 
-// Write-backs that failed after step() had returned. Among ranks they are told in the next step, by all together.
+// Write-backs that failed after step() had returned. Among ranks they are told in the next step, by all together. While
+// updates run beside the forward, whoever waits for them is told of what fails.
 void EngineCore::check_disk() {
-  if (communicator_->world_size() > 1) {
+  if (communicator_->world_size() > 1 || (overlaps() && !parts_->overlap->is_idle())) {
     return;
   }
   for (NvmeStateStore* const store : disk_stores()) {

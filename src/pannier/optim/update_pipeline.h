@@ -58,6 +58,8 @@ class UpdatePipeline {
     const Coefficients& coefficients;
     kernels::UpdateControl control;  ///< Points to device memory: factor and skip may be undecided yet.
     int next = 0;                    ///< Buckets count down.
+    std::size_t num_chunks = 0;      ///< Of the next one, that are done.
+    bool is_expected = false;        ///< The store was told what comes.
     bool is_ending = false;          ///< The next one was updated, but its parameters do not rest yet.
     bool has_begun = false;          ///< Something was updated.
   };
@@ -88,6 +90,9 @@ class UpdatePipeline {
     BucketUpdate update;
   };
   [[nodiscard]] std::optional<Prepared> prepare(int bucket, const Coefficients& coefficients);
+  /// The same of a bucket whose store lends it a chunk at a time: an update a chunk, which is lent when it runs. None:
+  /// nothing is updated.
+  [[nodiscard]] std::vector<BucketUpdate> prepare_chunks(int bucket, const Coefficients& coefficients);
   /// Forgets the gradients that an update of the bucket has used; memory whose address was prepared stays.
   void drop_gradients(int bucket, const Coefficients& coefficients);
   /// Runs one bucket's update where its route says, with what `control` points to there.
@@ -125,9 +130,11 @@ class UpdatePipeline {
   [[nodiscard]] kernels::UpdateTask task_of(const ShardPiece& piece, const StateView& view,
                                             const ElementRange& elements, const kernels::UpdateCoefficients& constants);
   [[nodiscard]] std::vector<ChunkId> updated_chunks(int bucket, const Coefficients& coefficients) const;
-  [[nodiscard]] Prepared prepare_chunk(ChunkId chunk, const Coefficients& coefficients);
+  [[nodiscard]] Prepared prepare_chunk(ChunkId chunk, const Coefficients& coefficients,
+                                       Access access = Access::kUpdate);
   std::int64_t update_chunk(ChunkId chunk, const Coefficients& coefficients, const kernels::UpdateControl& control);
-  std::int64_t update_chunks(int bucket, const Coefficients& coefficients, const kernels::UpdateControl& control);
+  void update_chunks(DeviceUpdates& updates);
+  void expect(DeviceUpdates& updates);
   void begin_bucket(const HostUpdates& updates);
   void end_bucket(int bucket, const Coefficients& coefficients);
   [[nodiscard]] at::Tensor as_rank_0_has_them(const at::Tensor& values);

@@ -260,7 +260,14 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
   parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
   if (options.optimizer_home == Home::kNvme) {
     build_nvme_home(options, device, memory, communicator, parts);
-    *parts.routes = UpdateRoutes(chosen, on_device, {}, {parts.nvme_states.get(), parts.host_path.get()});
+    UpdateRoutes::Way streamed;
+    if (options.streamed_share > 0.0) {
+      parts.disk_tide =
+          std::make_unique<DiskTide>(DiskTideParts{device, *parts.nvme_states, *parts.up, *parts.down,
+                                                   shape_of(options), parts.shards->numels(), own_parameters(parts)});
+      streamed = {parts.disk_tide.get(), parts.device_path.get()};
+    }
+    *parts.routes = UpdateRoutes(chosen, on_device, streamed, {parts.nvme_states.get(), parts.host_path.get()});
     return;
   }
   build_host_home(options, device, memory, parts);
@@ -361,7 +368,7 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   if (parts.tide) {
     parts.pilot = std::make_unique<TidePilot>(device, *parts.tide, *parts.routes, options.device_budget);
   }
-  if (parts.tide && options.overlap_step) {
+  if ((parts.tide || parts.nvme_states) && options.overlap_step) {
     parts.overlap = std::make_unique<StepOverlap>(
         StepOverlapParts{device, *parts.layout, *parts.parameters, *parts.residence, *parts.pipeline, *parts.routes,
                          *parts.up},

@@ -16,6 +16,7 @@
 #include "pannier/optim/tide_pilot.h"
 #include "pannier/optim/update_pipeline.h"
 #include "pannier/plan/memory_plan.h"
+#include "pannier/tier/disk_tide.h"
 #include "pannier/tier/nvme_shards.h"
 #include "pannier/tier/nvme_state_store.h"
 #include "pannier/zero/gradient_reducer.h"
@@ -82,6 +83,7 @@ struct Parts {
   std::unique_ptr<StateStore> device_states;
   std::unique_ptr<HostStateStore> host_states;
   std::unique_ptr<NvmeStateStore> nvme_states;
+  std::unique_ptr<DiskTide> disk_tide;  ///< Null where no state comes from a disk to be updated on the device.
   std::unique_ptr<Tide> tide;
   std::unique_ptr<GradientStore> device_gradients;
   std::unique_ptr<HostGradients> host_gradients;
