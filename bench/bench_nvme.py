@@ -83,6 +83,13 @@ def timed_step(engine) -> tuple[float, int]:
     return seconds, after["read"] + after["written"] - before["read"] - before["written"]
 
 
+def say_update_cost(folder: pathlib.Path, mebibytes: int) -> None:
+    """What the program's own bench says of the update beside the same reads and writes without it."""
+    command = ["pannier", "bench", "nvme", str(folder), f"--mebibytes={mebibytes}", "--seconds=0.1"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    report(bench="nvme", update=next(line for line in output.splitlines() if line.startswith("update")))
+
+
 def main(rest: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev bench nvme")
     parser.add_argument("--path", type=pathlib.Path, help="a folder on the disk; default: a temporary one")
@@ -116,6 +123,7 @@ def main(rest: list[str]) -> int:
             moved.append(step_bytes / numel)
             fio.append(fio_rate(peer, nbytes, max(1.0, seconds)) if peer else float("nan"))
         engine.destroy()
+        say_update_cost(folder, nbytes >> 20)
     ratios = [a / b for a, b in zip(ours, fio, strict=True)]
     report(bench="nvme", parameters=numel, file_bytes=nbytes, bytes_per_parameter=round(statistics.median(moved), 3),
            bytes_per_second=statistics.median(ours), fio_bytes_per_second=statistics.median(fio),

@@ -1,7 +1,8 @@
 // pannier bench nvme: how fast the engine's file of states can be read, written, and both, in a folder, beside fio
 // where it is installed: the same already-written file, piece size and depth, runs of either in turn. fio is given what
 // our engine has, huge pages and registered buffers (with small pages a request of 1 MiB is 256 segments for the disk,
-// and it moves less than half). It opens our file through /proc, since that has no name.
+// and it moves less than half). It opens our file through /proc, since that has no name. Then what an update adds to
+// the time of the reads and writes of its states.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/disk_update.h"
 #include "pannier/base/units.h"
+#include "pannier/device/compute.h"
 #include "pannier/io/disk_rates.h"
 
 namespace pannier::cli {
@@ -99,6 +102,24 @@ void bench_nvme(const NvmeFlags& flags) {
   }
 }
 
+// Passes with and without the update in turn: two of each begin at the same end of the file.
+void bench_update_on_disk(const NvmeFlags& flags) {
+  constexpr int kMostForADisk = 4;  // As the engine has it.
+  DiskUpdate states(flags.folder, flags.mebibytes << 20, std::clamp(host_threads() / 2, 1, kMostForADisk));
+  (void)states.pass(true);
+  std::vector<double> rates;
+  std::vector<double> ratios;
+  for (int i = 0; i < flags.repeats; ++i) {
+    const double before = states.moved_nbytes();
+    const double with = states.pass(true) + states.pass(true);
+    rates.push_back((states.moved_nbytes() - before) / with);
+    ratios.push_back(with / (states.pass(false) + states.pass(false)));
+  }
+  const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
+  fmt::print("{:<16}{:>7.2f} GB/s, {:+.1f} % of the time that its reads and writes take alone ({:+.1f} to {:+.1f})\n",
+             "update", median(rates) / 1e9, 100 * (median(ratios) - 1), 100 * (*least - 1), 100 * (*most - 1));
+}
+
 }  // namespace
 
 void add_bench_nvme(CLI::App& bench) {
@@ -122,7 +143,10 @@ void add_bench_nvme(CLI::App& bench) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_flag("--threads", flags->threads, "Without io_uring");
-  command->callback([flags] { bench_nvme(*flags); });
+  command->callback([flags] {
+    bench_nvme(*flags);
+    bench_update_on_disk(*flags);
+  });
 }
 
 }  // namespace pannier::cli

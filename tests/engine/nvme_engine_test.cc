@@ -51,19 +51,32 @@ class Borrowed final : public Communicator {
   Communicator& own_;
 };
 
+/// What rests on the disk; of states, whether they are updated beside the next forward, or on the device.
+enum class OnDisk { kStates, kParameters, kBoth, kStatesOverlapped, kStatesStreamed };
+
 // An engine over three parameters, whose gradients are what the step's number says.
 class Training {
  public:
-  Training(const std::string& folder, PieceHook* hook, Communicator* communicator = nullptr) {
-    const std::string home =
-        folder.empty()
-            ? R"({"device": "cpu"})"
-            : fmt::format(R"({{"device": "nvme", "nvme_path": "{}", "buffer_count": 1, "buffer_size": 98304}})",
-                          folder);
+  Training(const std::string& folder, PieceHook* hook, Communicator* communicator = nullptr,
+           OnDisk on_disk = OnDisk::kStates)
+      : has_parameters_on_disk_(!folder.empty() && (on_disk == OnDisk::kParameters || on_disk == OnDisk::kBoth)) {
+    const bool has_states = !folder.empty() && on_disk != OnDisk::kParameters;
+    const std::string states =
+        has_states
+            ? fmt::format(R"({{"device": "nvme", "nvme_path": "{}", "buffer_count": 1, "buffer_size": 98304}})", folder)
+            : R"({"device": "cpu"})";
+    const std::string parameters =
+        has_parameters_on_disk_
+            ? fmt::format(R"("stage": 3, "stage3_param_persistence_threshold": 0, "offload_param": {{"device": "nvme",
+                             "nvme_path": "{}", "buffer_count": 1, "buffer_size": 8192}})",
+                          folder)
+            : R"("stage": 2)";
     const Config config = Config::from_text(fmt::format(
         R"({{"train_batch_size": {}, "bf16": {{"enabled": true}}, "optimizer": {{"type": "AdamW"}},
-            "zero_optimization": {{"stage": 2, "reduce_bucket_size": 20000, "offload_optimizer": {}}}}})",
-        communicator == nullptr ? 1 : communicator->world_size(), home));
+            "zero_optimization": {{{}, "reduce_bucket_size": 20000, "offload_optimizer": {}}},
+            "pannier": {{"overlap_step": {}, "streamed_share": {}}}}})",
+        communicator == nullptr ? 1 : communicator->world_size(), parameters, states,
+        on_disk == OnDisk::kStatesOverlapped, on_disk == OnDisk::kStatesStreamed ? 1 : 0));
     EngineInputs inputs;
     for (int i = 0; i < 3; ++i) {
       parameters_.push_back(at::linspace(-1, 1, kNumel + i).set_requires_grad(true));
@@ -82,6 +95,7 @@ class Training {
   }
 
   void backward() {
+    core_->tick_forward(0);
     ++num_backwards_;
     at::Tensor loss = at::zeros({});
     for (const at::Tensor& parameter : parameters_) {
@@ -113,9 +127,12 @@ class Training {
     throw std::runtime_error("step() never ends");
   }
   std::vector<at::Tensor> bits() {
+    core_->synchronize();
     std::vector<at::Tensor> result;
     for (int i = 0; i < 3; ++i) {
-      result.push_back(parameters_[static_cast<std::size_t>(i)].detach().to(at::kFloat).clone());
+      if (!has_parameters_on_disk_) {
+        result.push_back(parameters_[static_cast<std::size_t>(i)].detach().to(at::kFloat).clone());
+      }
       for (const char* name : {"fp32_param", "exp_avg", "exp_avg_sq"}) {
         result.push_back(core_->state(i, name));
       }
@@ -123,8 +140,10 @@ class Training {
     return result;
   }
   EngineCore& core() { return *core_; }
+  const at::Tensor& parameter(int index) { return parameters_.at(static_cast<std::size_t>(index)); }
 
  private:
+  bool has_parameters_on_disk_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<EngineCore> core_;
   int num_backwards_ = 0;
@@ -139,6 +158,28 @@ std::vector<at::Tensor> bits_after(int num_steps) {
   Training run("", nullptr);
   run.train(num_steps);
   return run.bits();
+}
+
+// Of bits_after(), what a run with parameters on the disk shows.
+std::vector<at::Tensor> states_after(int num_steps) {
+  std::vector<at::Tensor> bits = bits_after(num_steps);
+  for (const std::ptrdiff_t at : {8, 4, 0}) {
+    bits.erase(bits.begin() + at);
+  }
+  return bits;
+}
+
+// Calls until it ends well; how often it threw.
+int call_until_done(const std::function<void()>& call) {
+  for (int errors = 0; errors < 50; ++errors) {
+    try {
+      call();
+      return errors;
+    } catch (const IoError&) {
+      continue;
+    }
+  }
+  throw std::runtime_error("it never ends well");
 }
 
 TEST(NvmeEngine, AnErrorBeforeTheFirstUpdateLeavesEverythingAsItWas) {
@@ -177,7 +218,9 @@ TEST(NvmeEngine, GradientsOfAStepThatNeverBeganCanBeDropped) {
   EXPECT_TRUE(same(run.bits(), bits_after(1)));
 }
 
-TEST(NvmeEngine, AStepThatFailsInTheMiddleIsFinishedToTheSameBits) {
+class NvmeUpdates : public ::testing::TestWithParam<OnDisk> {};
+
+TEST_P(NvmeUpdates, AStepThatFailsInTheMiddleIsFinishedToTheSameBits) {
   const auto expected = bits_after(4);
   for (const Fault& kind : {Fault{.on_read = true}, Fault{.on_write = true, .error_number = ENOSPC},
                             Fault{.kind = FaultKind::kFlipBit, .on_read = true, .bit = 77},
@@ -186,7 +229,7 @@ TEST(NvmeEngine, AStepThatFailsInTheMiddleIsFinishedToTheSameBits) {
     for (std::size_t skip = 0; skip < 9; ++skip) {
       const TemporaryFolder folder;
       FaultyDisk disk;
-      Training run(folder.path(), &disk);
+      Training run(folder.path(), &disk, nullptr, GetParam());
       run.train(2);
       run.core().synchronize();
       Fault fault = kind;
@@ -215,6 +258,131 @@ TEST(NvmeEngine, AStepThatFailsInTheMiddleIsFinishedToTheSameBits) {
       EXPECT_GE(num_errors, 6) << static_cast<int>(kind.kind);
     }
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDisk, NvmeUpdates, ::testing::Values(OnDisk::kStates, OnDisk::kStatesStreamed),
+                         [](const auto& on_disk) { return on_disk.param == OnDisk::kStates ? "Host" : "Device"; });
+
+TEST(NvmeEngine, ParametersOnADiskThatFailsComeToTheSameBits) {
+  const auto expected = states_after(4);
+  for (const OnDisk on_disk : {OnDisk::kParameters, OnDisk::kBoth}) {
+    for (const Fault& kind : {Fault{.on_read = true}, Fault{.on_write = true, .error_number = ENOSPC},
+                              Fault{.kind = FaultKind::kFlipBit, .on_read = true, .bit = 77}}) {
+      int num_errors = 0;
+      for (std::size_t skip = 0; skip < 20; skip += 3) {
+        const TemporaryFolder folder;
+        FaultyDisk disk;
+        Training run(folder.path(), &disk, nullptr, on_disk);
+        run.train(2);
+        run.core().synchronize();
+        Fault fault = kind;
+        fault.skip = skip;
+        fault.times = 2;
+        disk.add(fault);
+        num_errors += call_until_done([&] { run.core().tick_forward(0); });
+        run.backward();
+        num_errors += run.step_until_done();
+        num_errors += call_until_done([&] { run.core().synchronize(); });
+        disk.clear();
+        run.train(1);
+        EXPECT_TRUE(same(run.bits(), expected)) << static_cast<int>(kind.kind) << " after " << skip;
+      }
+      EXPECT_GE(num_errors, 1) << static_cast<int>(kind.kind);
+    }
+  }
+}
+
+TEST(NvmeEngine, AnOverlappedStepThatADiskStopsIsToldOfByTheNextCallAndFinished) {
+  const auto expected = bits_after(4);
+  for (const Fault& kind : {Fault{.on_read = true}, Fault{.on_write = true, .error_number = ENOSPC},
+                            Fault{.kind = FaultKind::kFlipBit, .on_read = true, .bit = 77}}) {
+    int num_errors = 0;
+    for (std::size_t skip = 0; skip < 9; ++skip) {
+      const TemporaryFolder folder;
+      FaultyDisk disk;
+      Training run(folder.path(), &disk, nullptr, OnDisk::kStatesOverlapped);
+      run.train(2);
+      run.core().synchronize();
+      run.backward();
+      Fault fault = kind;
+      fault.skip = skip;
+      fault.times = 2;
+      disk.add(fault);
+      EXPECT_NO_THROW(run.step());
+      EXPECT_EQ(run.core().counters().global_steps, 3);
+      num_errors += call_until_done([&] { run.core().tick_forward(0); });
+      num_errors += call_until_done([&] { run.core().synchronize(); });
+      disk.clear();
+      run.train(1);
+      EXPECT_TRUE(same(run.bits(), expected)) << static_cast<int>(kind.kind) << " after " << skip;
+    }
+    EXPECT_GE(num_errors, 1) << static_cast<int>(kind.kind);
+  }
+}
+
+TEST(NvmeEngine, WhatAnOverlappedStepHasNotFinishedIsRefusedUntilTheDiskIsWell) {
+  const TemporaryFolder folder;
+  FaultyDisk disk;
+  Training run(folder.path(), &disk, nullptr, OnDisk::kStatesOverlapped);
+  run.train(2);
+  run.core().synchronize();
+  run.backward();
+  disk.add({.on_read = true, .skip = 1});
+  run.step();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_THROW(run.core().tick_forward(0), IoError);
+    EXPECT_THROW((void)run.core().state(0, "exp_avg"), IoError);
+    EXPECT_THROW(run.core().synchronize(), IoError);
+    EXPECT_THROW(run.step(), IoError);
+  }
+  disk.clear();
+  EXPECT_TRUE(same(run.bits(), bits_after(3)));
+}
+
+TEST(NvmeEngine, AnEngineWhoseDiskFailsForGoodCanBeClosed) {
+  const TemporaryFolder folder;
+  FaultyDisk disk;
+  Training run(folder.path(), &disk, nullptr, OnDisk::kStatesOverlapped);
+  run.train(1);
+  run.core().synchronize();
+  run.backward();
+  disk.add({.on_read = true, .skip = 1});
+  run.step();
+  run.core().close();
+  EXPECT_THAT(folder.names(), ::testing::IsEmpty());
+}
+
+TEST(NvmeEngine, AParameterThatSomebodyElseHoldsIsInPlaceWhenAnOverlappedStepReturns) {
+  const TemporaryFolder folder;
+  FaultyDisk disk;
+  Training run(folder.path(), &disk, nullptr, OnDisk::kStatesOverlapped);
+  const at::Tensor held = run.parameter(1).detach();
+  run.train(2);
+  run.core().synchronize();
+  run.backward();
+  disk.add({.on_read = true, .times = 2});
+  EXPECT_GE(run.step_until_done(), 1);
+  EXPECT_TRUE(at::equal(held.to(at::kFloat), bits_after(3).at(4)));
+  EXPECT_TRUE(same(run.bits(), bits_after(3)));
+}
+
+TEST(NvmeEngine, ARankWhoseParameterCannotBeReadEndsTheGroupWithItsError) {
+  const TemporaryFolder folder;
+  testing::run_ranks(2, [&](Communicator& communicator) {
+    FaultyDisk disk;
+    Training run(folder.path(), &disk, &communicator, OnDisk::kParameters);
+    run.train(1);
+    run.core().synchronize();
+    if (communicator.rank() == 1) {
+      disk.add({.on_read = true});
+    }
+    try {
+      run.core().tick_forward(0);
+      ADD_FAILURE() << "a forward without its parameters";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("read of extent"));
+    }
+  });
 }
 
 TEST(NvmeEngine, AHalfDoneStepRefusesEverythingElse) {
@@ -267,21 +435,24 @@ TEST(NvmeEngine, ASlowDiskIsWaitedFor) {
   EXPECT_TRUE(same(run.bits(), bits_after(2)));
 }
 
-TEST(NvmeEngine, AllRanksTellOfTheOneWhoseDiskFailedAndFinishTogether) {
+class NvmeRanks : public ::testing::TestWithParam<OnDisk> {};
+
+TEST_P(NvmeRanks, AllTellOfTheOneWhoseDiskFailedAndFinishTogether) {
   const TemporaryFolder folder;
   std::vector<std::vector<at::Tensor>> bits(3);
   for (const bool is_faulty : {false, true}) {
     testing::run_ranks(2, [&](Communicator& communicator) {
       FaultyDisk disk;
-      Training run(folder.path(), &disk, &communicator);
+      Training run(folder.path(), &disk, &communicator, GetParam());
       run.train(2);
       run.core().synchronize();
-      if (is_faulty && communicator.rank() == 1) {
-        disk.add({.on_read = true, .skip = 1, .times = 1});
-      }
       run.backward();
+      if (is_faulty && communicator.rank() == 1) {
+        const bool reads = GetParam() != OnDisk::kParameters && GetParam() != OnDisk::kBoth;
+        disk.add({.on_read = reads, .on_write = !reads, .skip = 1, .times = 1});
+      }
       const int errors = run.step_until_done([&](const IoError& error) {
-        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1: read of extent"), HasSubstr(".weight")));
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1: "), HasSubstr(" of extent"), HasSubstr(".weight")));
         EXPECT_THROW(run.core().synchronize(), ConfigError);
       });
       EXPECT_EQ(errors, is_faulty ? 1 : 0);
@@ -295,6 +466,17 @@ TEST(NvmeEngine, AllRanksTellOfTheOneWhoseDiskFailedAndFinishTogether) {
   }
   EXPECT_TRUE(same(bits[0], bits[1]));
 }
+
+INSTANTIATE_TEST_SUITE_P(OnDisk, NvmeRanks,
+                         ::testing::Values(OnDisk::kStates, OnDisk::kParameters, OnDisk::kBoth,
+                                           OnDisk::kStatesOverlapped, OnDisk::kStatesStreamed),
+                         [](const auto& on_disk) {
+                           return on_disk.param == OnDisk::kStates             ? "States"
+                                  : on_disk.param == OnDisk::kParameters       ? "Parameters"
+                                  : on_disk.param == OnDisk::kStatesOverlapped ? "Overlapped"
+                                  : on_disk.param == OnDisk::kStatesStreamed   ? "Streamed"
+                                                                               : "Both";
+                         });
 
 }  // namespace
 }  // namespace pannier

@@ -25,7 +25,7 @@ class HostUpdaterTest : public testing::TestWithParam<std::uint64_t> {
     hyper.lr = 0.5;
     hyper.momentum = 0.0;
     hyper.weight_decay = 0.0;
-    BucketUpdate update{.bucket = bucket, .tasks = {}, .parameter = {}};
+    BucketUpdate update{.bucket = bucket, .tasks = {}, .parameter = {}, .later = {}};
     update.tasks.push_back({kernels::make_coefficients(kernels::Algorithm::kSgd, hyper, 1, 1.0F),
                             {.param = host_[b].data(), .grad = gradient_.data(), .numel = std::int64_t{kNumel}}});
     update.parameter = {model_[b].data(), host_[b].data(), kNumel * sizeof(float)};

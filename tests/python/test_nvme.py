@@ -34,6 +34,12 @@ def home(path: pathlib.Path | str | list[str], buffers: int = 1, size: int = BUF
     return {"device": "nvme", "nvme_path": path, "buffer_count": buffers, "buffer_size": size}
 
 
+def resting(path: pathlib.Path | str, size: float = 8192, **keys: Any) -> dict[str, Any]:
+    """Sections that let all parameters rest on the disk, two chunks of a block in memory."""
+    param = {"device": "nvme", "nvme_path": str(path), "buffer_count": 1, "buffer_size": size, **keys}
+    return {"offload_param": param, "stage3_param_persistence_threshold": 0}
+
+
 def trained(
     rule: str, dtype: str, stage: int, gas: int, clipping: float, offload: dict[str, Any] | None, **sections: Any
 ) -> State:
@@ -104,6 +110,168 @@ def test_parameters_in_host_memory_and_states_on_disk(tmp_path: pathlib.Path) ->
     assert differing(want, trained("AdamW", "bf16", 3, 2, 1.0, home(tmp_path), zero=zero)) == []
 
 
+def test_overlap_changes_no_bit(tmp_path: pathlib.Path) -> None:
+    for dtype in DTYPES:
+        want = trained("AdamW", dtype, 2, 2, 1.0, None)
+        for stage in (2, 3):
+            for zero in ({}, {"reduce_bucket_size": 1}, {"stage3_param_persistence_threshold": 0, "offload_param": {"device": "cpu"}}):
+                if stage == 2 and "offload_param" in zero:
+                    continue
+                overlap = {"zero": zero, "pannier": {"overlap_step": True, "stress_seed": 5}}
+                got = trained("AdamW", dtype, stage, 2, 1.0, home(tmp_path), **overlap)
+                assert [key for key in got if not torch.equal(got[key], want[key])] == [], (dtype, stage, zero)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_updates_on_the_device_change_no_bit(dtype: str, tmp_path: pathlib.Path) -> None:
+    for rule in ("AdamW", "Nesterov", "Adagrad"):
+        want = trained(rule, dtype, 2, 2, 1.0, None)
+        for stage, share, zero in (
+            (2, 1.0, {}),
+            (2, 0.5, {"reduce_bucket_size": 1}),
+            (3, 1.0, resting(tmp_path)),
+            (3, 1.0, {"stage3_param_persistence_threshold": 0, "offload_param": {"device": "cpu"}}),
+        ):
+            keys = {"zero": zero, "pannier": {"streamed_share": share, "stress_seed": 3}}
+            got = trained(rule, dtype, stage, 2, 1.0, home(tmp_path), **keys)
+            assert [key for key in got if not torch.equal(got[key], want[key])] == [], (rule, stage, share, zero)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_on_disk_change_no_bit(dtype: str, tmp_path: pathlib.Path) -> None:
+    want = trained("AdamW", dtype, 3, 2, 1.0, None)
+    disk = home(tmp_path)
+    streamed = {"device": "cpu"}
+    for offload, sections in (
+        (None, {}),
+        (disk, {}),
+        ({"device": "cpu"}, {}),
+        (streamed, {"pannier": {"streamed_share": 0.5}}),
+        (disk, {"zero": {"reduce_bucket_size": 1, "stage3_prefetch_bucket_size": 0}}),
+        (disk, {"zero": resting(tmp_path, 1e8)}),
+        (disk, {"zero": resting(tmp_path, max_in_cpu=3000)}),
+    ):
+        zero = resting(tmp_path) | sections.pop("zero", {})
+        assert differing(want, trained("AdamW", dtype, 3, 2, 1.0, offload, zero=zero, **sections)) == [], (offload, sections)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Tower(nn.Module):
+    """Units that stage 3 tells apart, and a weight that is read outside of its module."""
+
+    def __init__(self, width: int = 80, depth: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = nn.Embedding(32, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return nn.functional.linear(x, self.embed.weight).logsumexp(-1).mean()
+
+
+def tower(offload: dict[str, Any] | None, zero: dict[str, Any], **sections: Any) -> pannier.Engine:
+    zero = {"reduce_bucket_size": 7000, "stage3_param_persistence_threshold": 0} | zero
+    zero |= {"offload_optimizer": offload} if offload else {}
+    settings = config(OPTIMIZERS["AdamW"][0], stage=3, dtype="bf16", zero=zero, **sections)
+    return pannier.initialize(model=Tower(), config=settings)[0]
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(step))
+
+
+def everything_done_with(engine: pannier.Engine, folder: str, loads: str | None) -> list[Any]:
+    """What training, evaluation, edits, saving and loading give, as numbers."""
+    model, seen = engine.module, []
+
+    def train(steps: range) -> None:
+        for index in steps:
+            loss = engine(batch(index))
+            engine.backward(loss)
+            engine.step()
+            seen.append(loss.item())
+
+    train(range(3))
+    engine.eval()
+    with torch.no_grad():
+        seen.append(engine(batch(99)).item())
+    engine.train()
+    with pannier.zero.GatheredParameters(list(model.parameters()), modifier_rank=0), torch.no_grad():
+        seen.append(float(model.blocks[1].weight.float().sum()))
+        model.blocks[2].weight.mul_(0.5)
+    pannier.safe_set_full_fp32_param(model.blocks[0].bias, torch.full((80,), 0.25))
+    train(range(3, 5))
+    engine.save_checkpoint(folder)
+    train(range(5, 7))
+    engine.load_checkpoint(loads or folder)
+    train(range(5, 7))
+    seen += [float(pannier.safe_get_full_fp32_param(param).double().sum()) for param in model.parameters()]
+    engine.save_16bit_model(folder)
+    return seen
+
+
+def test_everything_works_with_parameters_on_disk(tmp_path: pathlib.Path) -> None:
+    disk, folders = tmp_path / "disk", [str(tmp_path / "a"), str(tmp_path / "b")]
+    disk.mkdir()
+    engine = tower(None, {})
+    want = everything_done_with(engine, folders[0], None)
+    engine.destroy()
+    engine = tower(home(disk), resting(disk))
+    have = everything_done_with(engine, folders[1], folders[0])
+    stats, plan = engine.memory_stats(), engine.plan()
+    assert have == want
+    assert stats["nvme"]["by_owner"]["parameters"]["current"] >= 2 * 80 * 80 * 4
+    assert plan["nvme"]["parameters"] == stats["nvme"]["by_owner"]["parameters"]["current"]
+    assert plan["nvme"]["total"] == stats["nvme"]["current"]
+    assert "parameters rest on the disk" in plan["text"]
+    engine.destroy()
+    weights = [next(pathlib.Path(folder).glob("*.safetensors")).read_bytes() for folder in folders]
+    assert weights[0] == weights[1]
+    assert list(disk.iterdir()) == []
+
+
+def test_parameters_are_read_for_forward_and_backward_and_written_once(tmp_path: pathlib.Path) -> None:
+    """With two buffers, and no more memory on host and device than the plan names."""
+    numel, width, depth = 12 << 20, 512, 48
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x).tanh()
+            return x.float().sum()
+
+    zero = resting(tmp_path, width * width) | {"stage3_prefetch_bucket_size": width * width}
+    offload = home(tmp_path, 1, 1 << 20)
+    settings = config(OPTIMIZERS["AdamW"][0], stage=3, dtype="bf16", zero=zero | {"offload_optimizer": offload})
+    engine = pannier.initialize(model=Deep(), config=settings)[0]
+    x = torch.ones(2, width, dtype=torch.bfloat16)
+
+    def step() -> None:
+        engine.backward(engine(x))
+        engine.step()
+        engine.synchronize()
+
+    step()
+    before = engine.memory_stats()["nvme"]
+    step()
+    after = engine.memory_stats()["nvme"]
+    state = 12 * numel
+    assert after["written"] - before["written"] == pytest.approx(state + 2 * numel, rel=0.01)
+    assert state + 3.5 * numel <= after["read"] - before["read"] <= 1.01 * (state + 4 * numel)
+    stats, plan = engine.memory_stats(), engine.plan()
+    assert stats["host"]["peak"] == pytest.approx(plan["host"]["total"], rel=0.03)
+    assert plan["host"]["parameters"] == 0
+    assert stats["device"]["by_owner"]["parameters"]["peak"] <= 1.03 * plan["device"]["parameters"] + (1 << 20)
+    engine.destroy()
+
+
 @program
 def bits_over_ranks(rank: int, world: int, dtype: str, path: str) -> list[str]:
     """Which cells differ from states on the device; on every rank."""
@@ -113,6 +281,13 @@ def bits_over_ranks(rank: int, world: int, dtype: str, path: str) -> list[str]:
         for stage in (1, 2, 3):
             got = trained("AdamW", dtype, stage, gas, 1.0, home(path))
             wrong += [f"stage {stage} {key}" for key in got if not torch.equal(got[key], want[key])]
+        got = trained("AdamW", dtype, 2, gas, 1.0, home(path), pannier={"overlap_step": True})
+        wrong += [f"overlap {key}" for key in got if not torch.equal(got[key], want[key])]
+        got = trained("AdamW", dtype, 2, gas, 1.0, home(path), pannier={"streamed_share": 1.0})
+        wrong += [f"streamed {key}" for key in got if not torch.equal(got[key], want[key])]
+        for offload in (None, home(path)):
+            got = trained("AdamW", dtype, 3, gas, 1.0, offload, zero=resting(path))
+            wrong += [f"parameters on disk, {offload} {key}" for key in got if not torch.equal(got[key], want[key])]
     return wrong
 
 

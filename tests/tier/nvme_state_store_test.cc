@@ -1,8 +1,16 @@
 #include "pannier/tier/nvme_state_store.h"
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <random>
+#include <thread>
 
 #include "pannier/base/error.h"
 #include "pannier/io/faulty_disk.h"
@@ -254,6 +262,43 @@ TEST_P(NvmeStates, AFlippedBitIsFoundAndNamesWhatItWasIn) {
   expect_round(*store, 2);
 }
 
+// One step by who computes the sums himself.
+TEST_P(NvmeStates, TakeSumsOfTilesFromWhoUpdates) {
+  const auto store = make(options(1));
+  const auto sum = [&](ChunkId chunk) {
+    std::uint64_t all = 0;
+    for (std::int64_t tile = 0; tile * store->tile_numel() < store->range(chunk).numel(); ++tile) {
+      all += store->tile_sum(chunk, tile);
+    }
+    return all;
+  };
+  const auto update = [&](ChunkId chunk, int round) {
+    const Lease lease = store->lease(chunk, Access::kTiles);
+    const std::uint64_t before = sum(chunk);
+    fill(lease.view(), chunk.bucket, round);
+    store->confirm(chunk, before, sum(chunk));
+  };
+  for (int round = 1; round <= 3; ++round) {
+    for (const ChunkId chunk : all_chunks(*store, false)) {
+      update(chunk, round);
+    }
+  }
+  store->settle();
+  expect_round(*store, 3);
+  disk_.add({.kind = FaultKind::kFlipBit, .on_read = true, .times = 1, .bit = 123});
+  const ChunkId first = all_chunks(*store, false).front();
+  EXPECT_THROW(update(first, 4), ChecksumError);
+  for (const ChunkId chunk : all_chunks(*store, false)) {
+    update(chunk, 4);
+  }
+  store->settle();
+  expect_round(*store, 4);
+  {
+    const Lease unconfirmed = store->lease(first, Access::kTiles);
+  }
+  expect_round(*store, 4);
+}
+
 TEST_P(NvmeStates, TakeShardsOfAllOddSizes) {
   for (const std::int64_t numel : {std::int64_t{0}, std::int64_t{1}, std::int64_t{63}, kBlockNumel - 1, kBlockNumel,
                                    kBlockNumel + 1, 2 * kBlockNumel, 3 * kBlockNumel - 1, 3 * kBlockNumel}) {
@@ -291,6 +336,40 @@ TEST_P(NvmeStates, ASecondRunIsRefusedAndNamesTheFirst) {
               return 1;
             }),
             0);
+}
+
+// Children take steps in one folder, one after the other, each until it is killed: while it takes the lock, sets the
+// file aside, reads, or writes.
+TEST_P(NvmeStates, AreTakenOverFromRunsThatWereKilledAtAnyMoment) {
+  constexpr int kKills = 25;  // With each of two engines.
+  std::mt19937 random(GetParam() == IoEngineKind::kAuto ? 1 : 2);
+  std::uniform_int_distribution<int> moment_us(0, 60'000);
+  for (int i = 0; i < kKills; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      at::set_num_threads(1);  // A forked child has none of its parent's.
+      try {
+        const auto store = make(options(2));
+        for (int round = 1;; ++round) {
+          step(*store, round, round % 2 == 0);
+        }
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+      }
+      ::_exit(1);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(moment_us(random)));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "the run after kill " << i << " could not begin";
+  }
+  {
+    const auto store = make(options(2));
+    step(*store, 1, false);
+    expect_round(*store, 1);
+  }
+  EXPECT_THAT(folder_.names(), IsEmpty());
 }
 
 TEST_P(NvmeStates, SayBytesWantedAndFreeWhenThereIsNoRoomAndTakeNoMemory) {

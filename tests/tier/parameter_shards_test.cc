@@ -3,15 +3,32 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include "pannier/base/error.h"
+#include "pannier/io/faulty_disk.h"
+#include "pannier/layout/bucket_layout.h"
+#include "pannier/tier/nvme_shards.h"
+#include "tests/io/temporary_folder.h"
+
 namespace pannier {
 namespace {
 
-/// Both homes, with movers that wait a random while before each piece.
+/// All homes, with movers that wait a random while before each piece.
 class ParameterShardsTest : public testing::TestWithParam<Home> {
  protected:
+  explicit ParameterShardsTest(std::size_t piece_nbytes = 256) : movers_{piece_nbytes, 2, 7} {}
   void SetUp() override {
-    shards_ = GetParam() == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, at::kFloat, numels_)
-                                        : make_device_shards(*device_, at::kFloat, numels_);
+    if (GetParam() == Home::kNvme) {
+      shards_ = make_nvme_shards();
+    } else {
+      shards_ = GetParam() == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, at::kFloat, numels_)
+                                          : make_device_shards(*device_, at::kFloat, numels_);
+    }
+  }
+  std::unique_ptr<NvmeShards> make_nvme_shards() {
+    constexpr std::size_t kTwoBlocks = 2 * 4 * static_cast<std::size_t>(kBlockNumel);
+    return std::make_unique<NvmeShards>(
+        *device_, memory_, up_, down_, at::kFloat, numels_,
+        NvmeStateOptions{.folders = {folder_.path()}, .buffer_count = 1, .buffer_nbytes = kTwoBlocks, .hook = &disk_});
   }
   void TearDown() override {
     shards_.reset();
@@ -25,9 +42,11 @@ class ParameterShardsTest : public testing::TestWithParam<Home> {
     return to;
   }
 
+  TemporaryFolder folder_;
+  FaultyDisk disk_;
   std::unique_ptr<Device> device_ = make_metered_cpu();
   HostMemory memory_;
-  MoverOptions movers_{.piece_nbytes = 256, .depth = 2, .delay_seed = 7};
+  MoverOptions movers_;
   Mover up_{*device_, Queue::kUp, movers_};
   Mover down_{*device_, Queue::kDown, movers_};
   std::vector<std::int64_t> numels_{128, 0, 640};
@@ -67,8 +86,85 @@ TEST_P(ParameterShardsTest, TakeDeviceMemoryOnlyWhereTheyRestThere) {
   EXPECT_EQ(with - current(), GetParam() == Home::kDevice ? (128U + 640U) * 4 : 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Homes, ParameterShardsTest, testing::Values(Home::kDevice, Home::kHost),
-                         [](const auto& home) { return home.param == Home::kHost ? "Host" : "Device"; });
+INSTANTIATE_TEST_SUITE_P(Homes, ParameterShardsTest, testing::Values(Home::kDevice, Home::kHost, Home::kNvme),
+                         [](const auto& home) {
+                           return home.param == Home::kHost ? "Host" : home.param == Home::kNvme ? "Nvme" : "Device";
+                         });
+
+/// Shards of many chunks, with two staging buffers.
+class NvmeShardsTest : public ParameterShardsTest {
+ protected:
+  NvmeShardsTest() : ParameterShardsTest(16384) { numels_ = {3 * kBlockNumel + 5, 0, 40'000, 17}; }
+  NvmeShards& shards() { return static_cast<NvmeShards&>(*shards_); }
+  at::Tensor values(int bucket, int round) {
+    return at::arange(numels_[static_cast<std::size_t>(bucket)], at::kFloat).add_(round * 1000 + bucket);
+  }
+};
+
+TEST_P(NvmeShardsTest, HoldWhatWasStoredInAnyOrder) {
+  for (int round = 0; round < 4; ++round) {
+    for (const int bucket : {2, 0, 3}) {
+      shards_->store(bucket, values(bucket, round));
+    }
+    shards_->expect({3, 2, 0});
+    const at::Tensor first = at::empty({numels_[0]});
+    shards_->raise(0, first);
+    EXPECT_TRUE(at::equal(raised(2), values(2, round)));
+    EXPECT_TRUE(at::equal(raised(3), values(3, round)));
+    shards_->finish_raise(0);
+    EXPECT_TRUE(at::equal(first, values(0, round)));
+  }
+  EXPECT_LE(memory_.peak_bytes(), 2U * 4 * static_cast<std::size_t>(kBlockNumel));
+}
+
+TEST_P(NvmeShardsTest, WhatIsWrittenAnewIsNotRead) {
+  shards_->store(2, values(2, 0));
+  shards().disk().settle();
+  const std::uint64_t before = shards().disk().stats().read_nbytes;
+  shards_->own_anew(2).copy_(values(2, 1));
+  shards_->put_back(2);
+  shards().disk().settle();
+  EXPECT_EQ(shards().disk().stats().read_nbytes, before);
+  EXPECT_TRUE(at::equal(raised(2), values(2, 1)));
+}
+
+TEST_P(NvmeShardsTest, AFailedCallMayBeMadeAgain) {
+  shards_->store(0, values(0, 0));
+  shards_->store(2, values(2, 0));
+  shards().disk().settle();
+  disk_.add({.on_read = true, .skip = 2, .times = 1});
+  const at::Tensor to = at::empty({numels_[2]});
+  shards_->raise(2, to);
+  EXPECT_THROW(shards_->finish_raise(2), IoError);
+  shards_->finish_raise(2);
+  EXPECT_TRUE(at::equal(to, values(2, 0)));
+  disk_.add({.on_read = true, .times = 1});
+  EXPECT_THROW((void)shards_->own(0), IoError);
+  EXPECT_TRUE(at::equal(shards_->own(0), values(0, 0)));
+  disk_.add({.on_write = true, .skip = 1, .times = 1, .error_number = ENOSPC});
+  shards_->own(2).copy_(values(2, 1));
+  int errors = 0;
+  for (bool is_done = false; !is_done;) {
+    try {
+      shards_->put_back(2);
+      shards().disk().settle();
+      is_done = true;
+    } catch (const IoError&) {
+      ASSERT_LE(++errors, 2);
+    }
+  }
+  EXPECT_EQ(errors, 1);
+  EXPECT_TRUE(at::equal(raised(2), values(2, 1)));
+}
+
+TEST_P(NvmeShardsTest, ARaiseThatNobodyFinishesIsGivenUp) {
+  shards_->store(0, values(0, 0));
+  shards_->raise(0, at::empty({numels_[0]}));
+  shards_->settle(0);
+  EXPECT_TRUE(at::equal(raised(0), values(0, 0)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Homes, NvmeShardsTest, testing::Values(Home::kNvme), [](const auto&) { return "Nvme"; });
 
 }  // namespace
 }  // namespace pannier

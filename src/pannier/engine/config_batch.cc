@@ -114,16 +114,13 @@ void Config::require_supported() const {
       errors.emplace_back(text);
     }
   };
+  refuse(zero.optimizer_home == Home::kNvme && pannier.streamed_share.value_or(0.0) > 0.0 && pannier.overlap_step,
+         "pannier.streamed_share with pannier.overlap_step: of states on a disk one or the other; leave streamed_share "
+         "out, or set zero_optimization.offload_optimizer.device to \"cpu\"");
   refuse(
-      zero.optimizer_home == Home::kNvme && pannier.overlap_step,
-      "pannier.overlap_step with zero_optimization.offload_optimizer.device \"nvme\" is not supported by this version; "
-      "set overlap_step to false, or the device to \"cpu\"");
-  refuse(zero.optimizer_home == Home::kNvme && pannier.streamed_share.value_or(0.0) > 0.0,
-         "pannier.streamed_share: states on a disk are updated by the host in this version; leave it out, or set "
-         "zero_optimization.offload_optimizer.device to \"cpu\"");
-  refuse(zero.param_home == Home::kNvme,
-         "zero_optimization.offload_param.device \"nvme\": this version keeps parameters on the device or in host "
-         "memory; use \"cpu\"");
+      zero.param_home == Home::kNvme && pannier.overlap_step,
+      "pannier.overlap_step with zero_optimization.offload_param.device \"nvme\" is not supported by this version; set "
+      "overlap_step to false, or the device to \"cpu\"");
   refuse(zero.ratio < 1.0,
          "zero_optimization.offload_optimizer.ratio: this version does not split states by a ratio; leave it out, and "
          "set pannier.device_memory to say how much the device may hold");

@@ -48,22 +48,22 @@ struct BatchSizes {
 
 /// The zero_optimization section. An empty optional leaves the choice to the planner.
 struct Zero {
-  int stage = 0;                                         ///< 0 to 3.
-  Home optimizer_home = Home::kDevice;                   ///< offload_optimizer.device.
-  Home param_home = Home::kDevice;                       ///< offload_param.device; needs stage 3.
-  std::vector<std::string> optimizer_nvme_paths = {};    ///< offload_optimizer.nvme_path; empty unless given.
-  std::vector<std::string> param_nvme_paths = {};        ///< offload_param.nvme_path; empty unless given.
-  double ratio = 1.0;                                    ///< offload_optimizer.ratio: share of the states that goes.
-  std::int64_t buffer_count = 5;                         ///< Staging buffers of the NVMe home (offload_optimizer).
-  std::size_t buffer_nbytes = 104'857'600;               ///< offload_optimizer.buffer_size: bytes of one of them.
-  std::int64_t param_buffer_count = 5;                   ///< offload_param.buffer_count.
-  std::int64_t param_buffer_numel = 100'000'000;         ///< offload_param.buffer_size, in elements as in DeepSpeed.
-  std::int64_t param_max_in_host_numel = 1'000'000'000;  ///< offload_param.max_in_cpu.
-  bool pin_memory = true;                                ///< Page-lock host memory of either offload.
-  std::int64_t bucket_numel = std::int64_t{16} << 20;    ///< reduce_bucket_size, in elements.
-  bool bucket_given = false;                             ///< bucket_numel was written, not chosen here.
-  bool ignore_unused_parameters = true;                  ///< false: a parameter without gradient is an error.
-  bool gather_16bit_weights_on_model_save = false;       ///< Stage 3: consolidated 16-bit saving is allowed.
+  int stage = 0;                                       ///< 0 to 3.
+  Home optimizer_home = Home::kDevice;                 ///< offload_optimizer.device.
+  Home param_home = Home::kDevice;                     ///< offload_param.device; needs stage 3.
+  std::vector<std::string> optimizer_nvme_paths = {};  ///< offload_optimizer.nvme_path; empty unless given.
+  std::vector<std::string> param_nvme_paths = {};      ///< offload_param.nvme_path; empty unless given.
+  double ratio = 1.0;                                  ///< offload_optimizer.ratio: share of the states that goes.
+  std::int64_t buffer_count = 5;                       ///< Staging buffers of the NVMe home (offload_optimizer).
+  std::size_t buffer_nbytes = 104'857'600;             ///< offload_optimizer.buffer_size: bytes of one of them.
+  std::int64_t param_buffer_count = 5;                 ///< offload_param.buffer_count.
+  std::int64_t param_buffer_numel = 100'000'000;       ///< offload_param.buffer_size, in elements as in DeepSpeed.
+  std::int64_t param_max_in_host_numel = 0;            ///< offload_param.max_in_cpu.
+  bool pin_memory = true;                              ///< Page-lock host memory of either offload.
+  std::int64_t bucket_numel = std::int64_t{16} << 20;  ///< reduce_bucket_size, in elements.
+  bool bucket_given = false;                           ///< bucket_numel was written, not chosen here.
+  bool ignore_unused_parameters = true;                ///< false: a parameter without gradient is an error.
+  bool gather_16bit_weights_on_model_save = false;     ///< Stage 3: consolidated 16-bit saving is allowed.
   std::optional<std::int64_t> prefetch_bucket_numel = std::nullopt;    ///< stage3_prefetch_bucket_size.
   std::optional<std::int64_t> param_persistence_numel = std::nullopt;  ///< stage3_param_persistence_threshold.
   int node_size = 0;  ///< zero_hpz_partition_size: ranks that keep a copy of the parameters among them; 0, 1: all do.

@@ -61,6 +61,13 @@ PartsOptions parts_options(const Config& config, kernels::Algorithm algorithm,
   options.nvme.buffer_nbytes = config.zero.buffer_nbytes;
   options.host_budget = config.pannier.host_memory_nbytes;
   options.sharding.parameter_home = config.zero.param_home;
+  const std::size_t width = c10::elementSize(options.dtype);
+  options.sharding.nvme = {.folders = config.zero.param_nvme_paths,
+                           .buffer_count = static_cast<std::size_t>(config.zero.param_buffer_count),
+                           .buffer_nbytes = nbytes_of(config.zero.param_buffer_numel, width),
+                           .host_nbytes = nbytes_of(config.zero.param_max_in_host_numel, width),
+                           .owner = "parameters",
+                           .buffer_key = "zero_optimization.offload_param.buffer_size"};
   options.sharding.prefetch_numel = config.zero.prefetch_bucket_numel.value_or(options.sharding.prefetch_numel);
   options.sharding.node_size = config.zero.node_size > 1 ? config.zero.node_size : 0;
   options.sharding.persistence_numel = config.zero.param_persistence_numel.value_or(options.sharding.persistence_numel);
@@ -119,10 +126,12 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   options.initial_state1 = inputs.algorithm == kernels::Algorithm::kAdagrad ? inputs.initial_accumulator_value : 0.0;
   require_whole_nodes(options.sharding.node_size);
   const MemoryPlanInput input = whole_plan_input(options, numels, unmanaged.nbytes());
-  options.nvme.host_nbytes = input.nvme_host_nbytes;
-  options.nvme.rank = communicator_->rank();
-  options.nvme.takes_lock = is_first_of_node(communicator_->rank());
-  options.nvme.hook = inputs.disk_hook;
+  options.nvme.host_nbytes = input.nvme_states.host_nbytes;
+  for (NvmeStateOptions* const nvme : {&options.nvme, &options.sharding.nvme}) {
+    nvme->rank = communicator_->rank();
+    nvme->takes_lock = is_first_of_node(communicator_->rank());
+    nvme->hook = inputs.disk_hook;
+  }
   plan_ = plan_memory(input);
   require_room(input, with_memory);
   {

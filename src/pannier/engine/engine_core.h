@@ -74,6 +74,12 @@ struct Counters {
   std::int64_t global_samples = 0;
 };
 
+/// What rests on disks, and what went there and back.
+struct NvmeUse {
+  NvmeStats states;
+  NvmeStats parameters;
+};
+
 /// Trains a set of parameters. One thread at a time.
 class EngineCore {
  public:
@@ -178,9 +184,7 @@ class EngineCore {
   [[nodiscard]] Device& device() noexcept { return *device_; }
   [[nodiscard]] const HostMemory& host_memory() const noexcept { return *host_memory_; }
   /// What rests on disks, and what went there and back.
-  [[nodiscard]] NvmeStats nvme() const {
-    return parts_ && parts_->nvme_states ? parts_->nvme_states->stats() : NvmeStats{};
-  }
+  [[nodiscard]] NvmeUse nvme() const;
   [[nodiscard]] Communicator& communicator() noexcept { return *communicator_; }
 
   /// Saves everything that a resume needs. All ranks call it. Returns the path of the tag's folder when the checkpoint
@@ -257,11 +261,13 @@ class EngineCore {
     UpdatePipeline::Coefficients coefficients;
     UpdatePipeline::DeviceUpdates on_device;
     UpdatePipeline::HostUpdates on_host;
+    bool is_overlapped = false;  ///< The host's updates have begun, beside what comes next.
     Verdict verdict;
   };
   void begin_update(const std::vector<kernels::Hyperparameters>& groups);
   void finish_update();
   StepOutcome finish_step();
+  [[nodiscard]] std::vector<NvmeStateStore*> disk_stores() const;
   void check_disk();
   void check_save();
   void share_save_end();

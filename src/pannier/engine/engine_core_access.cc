@@ -202,8 +202,8 @@ void EngineCore::synchronize() {
   if (parts_ && parts_->tide) {
     parts_->tide->settle();
   }
-  if (parts_ && parts_->nvme_states) {
-    parts_->nvme_states->settle();
+  for (NvmeStateStore* const store : disk_stores()) {
+    store->settle();
   }
 }
 

@@ -11,10 +11,11 @@
 namespace pannier {
 
 void EngineCore::require_whole_step() const {
-  if (update_ && (update_->on_host.num_done > 0 || communicator_->world_size() > 1)) {
+  if (update_ && (update_->on_host.num_done > 0 || update_->on_device.has_begun || update_->is_overlapped ||
+                  communicator_->world_size() > 1)) {
     throw ConfigError(
-        "the last step is half done: an error of the disk under zero_optimization.offload_optimizer.nvme_path "
-        "interrupted it. Call step() again, which finishes it, or load a checkpoint into a new engine");
+        "the last step is half done: an error of the disk under nvme_path interrupted it. Call step() again, which "
+        "finishes it, or load a checkpoint into a new engine");
   }
 }
 
@@ -27,17 +28,36 @@ void EngineCore::require_no_update() const {
   }
 }
 
-// Write-backs that failed after step() had returned. Among ranks they are told in the next step, by all together.
+// Write-backs that failed after step() had returned. Among ranks they are told in the next step, by all together. While
+// updates run beside the forward, whoever waits for them is told of what fails.
 void EngineCore::check_disk() {
-  if (parts_ && parts_->nvme_states && communicator_->world_size() == 1) {
-    parts_->nvme_states->check();
+  if (communicator_->world_size() > 1 || (overlaps() && !parts_->overlap->is_idle())) {
+    return;
   }
+  for (NvmeStateStore* const store : disk_stores()) {
+    store->check();
+  }
+}
+
+std::vector<NvmeStateStore*> EngineCore::disk_stores() const {
+  return parts_ ? parts_->disk_stores() : std::vector<NvmeStateStore*>{};
+}
+
+NvmeUse EngineCore::nvme() const {
+  NvmeUse use;
+  if (parts_ && parts_->nvme_states) {
+    use.states = parts_->nvme_states->stats();
+  }
+  if (parts_ && parts_->nvme_shards != nullptr) {
+    use.parameters = parts_->nvme_shards->disk().stats();
+  }
+  return use;
 }
 
 // One rank's disk fails, and the others would wait for it in the next collective: all throw what the first that failed
 // says.
 void EngineCore::share_disk_failure(std::exception_ptr error) {
-  if (!parts_->nvme_states || communicator_->world_size() == 1) {
+  if (disk_stores().empty() || communicator_->world_size() == 1) {
     if (error) {
       std::rethrow_exception(error);
     }

@@ -199,6 +199,9 @@ StepOutcome EngineCore::step(const std::vector<kernels::Hyperparameters>& groups
     }
     begin_update(groups);
   }
+  if (parts_->nvme_shards != nullptr || parts_->disk_tide || (overlaps() && parts_->nvme_states)) {
+    wait_for_snapshot();  // Its reader does not follow these updates.
+  }
   const SnapshotUpdates updates(save_ == nullptr ? nullptr : save_->snapshot());
   const StepOutcome outcome = finish_step();
   phase.end();
@@ -319,76 +322,6 @@ void EngineCore::require_all_used() {
           fmt::format("parameter {} got no gradient, and zero_optimization.ignore_unused_parameters is false",
                       parts_->parameters->name(static_cast<int>(i))));
     }
-  }
-}
-
-// What the device updates is issued before the host knows the decision, so that the device never waits for the host.
-void EngineCore::begin_update(const std::vector<kernels::Hyperparameters>& groups) {
-  parts_->judge->decide({gradient_scale(), config_.gradient_clipping, config_.check_grad_overflow});
-  UpdatePipeline::Coefficients coefficients(steps_.size());
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    if (parts_->reducer->used(static_cast<int>(i))) {
-      const auto& group = groups[static_cast<std::size_t>(group_of_[i])];
-      coefficients[i] = kernels::make_coefficients(algorithm_, group, steps_[i] + 1, 1.0F);
-    }
-  }
-  update_ = std::make_unique<Update>(*parts_->pipeline, std::move(coefficients), parts_->judge->control());
-  parts_->pipeline->issue(update_->on_device, /*wait=*/false);
-  auto phase = tracer_.phase("wait for the decision");
-  update_->verdict = parts_->judge->verdict();
-  phase.end();
-  grad_norm_ = update_->verdict.decision.norm;
-  if (update_->verdict.decision.skip == 0 && !parts_->overlap) {
-    update_->on_host = parts_->pipeline->host_updates(update_->coefficients);
-  }
-}
-
-// May be called again where a disk's error ended it.
-void EngineCore::finish_update() {
-  const bool skip = update_->verdict.decision.skip != 0;
-  if (!skip) {
-    update_on_host(*update_);
-  }
-  parts_->pipeline->issue(update_->on_device, /*wait=*/true);
-  if (!skip) {
-    finish_host_updates();
-    parts_->pipeline->publish(update_->coefficients);
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      steps_[i] += update_->coefficients[i] ? 1 : 0;
-    }
-  }
-  if (parts_->pilot) {
-    parts_->pilot->end_step();
-  }
-}
-
-void EngineCore::update_on_host(Update& update) {
-  const float grad_factor = update.verdict.decision.grad_factor;
-  if (parts_->overlap) {
-    parts_->overlap->begin(update.coefficients, grad_factor);
-    return;
-  }
-  if (route_planner_) {
-    route_planner_->begin_host_update();
-  }
-  std::exception_ptr failed;
-  std::int64_t numel = 0;
-  try {
-    numel = parts_->pipeline->update_on_host(update.on_host, update.on_device, grad_factor);
-  } catch (const IoError&) {
-    failed = std::current_exception();
-  }
-  share_disk_failure(failed);
-  if (route_planner_) {
-    route_planner_->end_host_update(numel);
-  }
-}
-
-void EngineCore::finish_host_updates() {
-  // Other ranks are given what was updated here before step() returns.
-  const bool is_clean = route_planner_ && route_planner_->wants_clean_step();
-  if (parts_->overlap && (communicator_->world_size() > 1 || is_clean)) {
-    parts_->overlap->wait_for_all();
   }
 }
 

@@ -20,16 +20,19 @@ Json device_json(const DeviceMemory& memory) {
 
 Json usage_json(const HostUsage& usage) { return {{"current", usage.current_bytes}, {"peak", usage.peak_bytes}}; }
 
-// The file is as large as it will ever be from the start on.
-Json nvme_json(const NvmeStats& nvme) {
-  const Json file = {{"current", nvme.file_nbytes}, {"peak", nvme.file_nbytes}};
-  Json json = file;
+// Files are as large as they will ever be from the start on.
+Json nvme_json(const NvmeUse& nvme) {
+  const auto file_json = [](std::size_t nbytes) { return Json{{"current", nbytes}, {"peak", nbytes}}; };
+  Json json = file_json(nvme.states.file_nbytes + nvme.parameters.file_nbytes);
   json["by_owner"] = Json::object();
-  if (nvme.file_nbytes > 0) {
-    json["by_owner"]["optimizer states"] = file;
+  if (nvme.states.file_nbytes > 0) {
+    json["by_owner"]["optimizer states"] = file_json(nvme.states.file_nbytes);
   }
-  json["read"] = nvme.read_nbytes;
-  json["written"] = nvme.written_nbytes;
+  if (nvme.parameters.file_nbytes > 0) {
+    json["by_owner"]["parameters"] = file_json(nvme.parameters.file_nbytes);
+  }
+  json["read"] = nvme.states.read_nbytes + nvme.parameters.read_nbytes;
+  json["written"] = nvme.states.written_nbytes + nvme.parameters.written_nbytes;
   return json;
 }
 
@@ -114,7 +117,10 @@ std::string plan_json(EngineCore& engine) {
                 {"optimizer states", plan.device_optimizer_states},
                 {"total", plan.device()}}},
               {"host", host},
-              {"nvme", {{"optimizer states", plan.nvme_optimizer_states}, {"total", plan.nvme_optimizer_states}}},
+              {"nvme",
+               {{"parameters", plan.nvme_parameters},
+                {"optimizer states", plan.nvme_optimizer_states},
+                {"total", plan.nvme()}}},
               {"split", planner == nullptr ? Json(nullptr) : split_json(*planner)},
               {"text", text}}
       .dump();

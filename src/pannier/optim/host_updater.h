@@ -42,7 +42,8 @@ struct HostUpdaterOptions {
 };
 
 /// Runs updates on a thread of its own, on torch's parallel_for. Its calls come from one thread. The first error is
-/// kept: it drops what is left to do, and every later call but close() rethrows it.
+/// kept: it drops what is left to do, and every later call but close() rethrows it. An IoError, of a disk that lends a
+/// chunk, is told once instead, to who waits for what is not updated; who waits again has it tried again.
 class HostUpdater {
  public:
   /// What it refers to must outlive it.
@@ -63,7 +64,7 @@ class HostUpdater {
 
  private:
   void work();
-  void run(const BucketUpdate& update);
+  void run(BucketUpdate& update);
 
   Mover& up_;
   HostUpdaterOptions options_;
@@ -77,6 +78,7 @@ class HostUpdater {
   std::vector<TransferPtr> sent_;  ///< By bucket; null while its update is not done.
   HostUpdateTime time_;
   std::exception_ptr error_;
+  bool is_paused_ = false;  ///< An IoError stopped the updates.
   bool closing_ = false;
   std::thread thread_;
 };

@@ -225,6 +225,7 @@ StateView StateSnapshot::states_of(std::size_t source) {
   }
   apart.transfer->wait_done();
   apart.transfer.reset();
+  nvme_->verify_apart(sources_[source].chunk, apart.memory.data());
   return nvme_->view_apart(sources_[source].chunk, apart.memory.data());
 }
 

@@ -22,7 +22,8 @@ StepOverlap::StepOverlap(StepOverlapParts parts, const HostUpdaterOptions& optio
            .replaced = "while the engine was still updating it, and is not taken: the parameter has the update's "
                        "values. Call engine.synchronize() before replacing data"}),
       updater_(parts.up, parts.layout.num_buckets(), options),
-      first_use_(static_cast<std::size_t>(parts.layout.num_buckets())) {
+      first_use_(static_cast<std::size_t>(parts.layout.num_buckets())),
+      is_under_way_(first_use_.size()) {
   for (int b = 0; b < parts.layout.num_buckets(); ++b) {
     lent_.emplace_back();
   }
@@ -59,8 +60,42 @@ std::vector<int> StepOverlap::first_uses() const {
   return result;
 }
 
+bool StepOverlap::is_lent_later(int bucket) const {
+  return parts_.routes.update_way(bucket).states->home() == Home::kNvme;
+}
+
+// Nothing below the loop throws but for want of memory.
+std::vector<BucketUpdate> StepOverlap::prepared(const std::vector<int>& buckets,
+                                                const UpdatePipeline::Coefficients& coefficients) {
+  std::vector<BucketUpdate> updates;
+  std::vector<std::pair<int, Lease>> leases;
+  std::vector<ChunkId> chunks;
+  StateStore* disk = nullptr;
+  for (const int b : buckets) {
+    if (is_lent_later(b)) {
+      for (BucketUpdate& update : parts_.pipeline.prepare_chunks(b, coefficients)) {
+        disk = update.later->store;
+        chunks.push_back(update.later->chunk);
+        updates.push_back(std::move(update));
+      }
+    } else if (auto one = parts_.pipeline.prepare(b, coefficients)) {
+      leases.emplace_back(b, std::move(one->lease));
+      updates.push_back(std::move(one->update));
+    }
+    parts_.pipeline.drop_gradients(b, coefficients);  // Where they lie, nothing is written before the next backward.
+  }
+  for (auto& [bucket, lease] : leases) {
+    lent_[static_cast<std::size_t>(bucket)].emplace(std::move(lease));
+  }
+  if (disk != nullptr) {
+    disk->expect(std::move(chunks));
+  }
+  return updates;
+}
+
 void StepOverlap::begin(const UpdatePipeline::Coefficients& coefficients, float grad_factor) {
   std::vector<int> buckets;
+  std::vector<int> at_once;
   first_use_ = first_uses();
   std::fill(order_.begin(), order_.end(), -1);
   num_ticked_ = 0;
@@ -69,33 +104,41 @@ void StepOverlap::begin(const UpdatePipeline::Coefficients& coefficients, float 
     if (parts_.routes.route(b) != UpdateRoute::kHost) {
       continue;
     }
-    if (const int parameter = parts_.residence.rests_whole(b) ? released_.aliased(b) : -1; parameter >= 0) {
-      note_alias(parameter);
+    const int aliased = parts_.residence.rests_whole(b) ? released_.aliased(b) : -1;
+    if (aliased >= 0) {
+      note_alias(aliased);
+    }
+    if (aliased >= 0 && !is_lent_later(b)) {
       (void)parts_.pipeline.update_bucket(b, coefficients, {&grad_factor, &skip});
     } else {
-      buckets.push_back(b);
+      (aliased >= 0 ? at_once : buckets).push_back(b);
     }
   }
   std::stable_sort(buckets.begin(), buckets.end(), [this](int left, int right) {
     return first_use_[static_cast<std::size_t>(left)] < first_use_[static_cast<std::size_t>(right)];
   });
-  std::vector<UpdatePipeline::Prepared> prepared;
-  for (const int b : buckets) {
-    if (auto one = parts_.pipeline.prepare(b, coefficients)) {
-      parts_.pipeline.drop_gradients(b, coefficients);  // Where they lie, nothing is written before the next backward.
-      prepared.push_back(std::move(*one));
+  buckets.insert(buckets.begin(), at_once.begin(), at_once.end());
+  std::vector<BucketUpdate> updates = prepared(buckets, coefficients);
+  for (const BucketUpdate& update : updates) {
+    is_under_way_[static_cast<std::size_t>(update.bucket)] = true;
+    const bool stays = std::find(at_once.begin(), at_once.end(), update.bucket) != at_once.end();
+    if (update.is_last && !stays && parts_.residence.rests_whole(update.bucket)) {
+      released_.release(update.bucket);
     }
   }
-  // Nothing below throws but for want of memory.
-  std::vector<BucketUpdate> updates;
-  for (UpdatePipeline::Prepared& one : prepared) {
-    if (parts_.residence.rests_whole(one.update.bucket)) {
-      released_.release(one.update.bucket);
-    }
-    lent_[static_cast<std::size_t>(one.update.bucket)].emplace(std::move(one.lease));
-    updates.push_back(std::move(one.update));
-  }
+  at_once_ = std::move(at_once);
   updater_.start(std::move(updates), grad_factor, parts_.device.record(Queue::kCompute));
+}
+
+void StepOverlap::finish_begin() {
+  for (const int bucket : at_once_) {
+    wait_for(bucket);
+  }
+  at_once_.clear();
+}
+
+bool StepOverlap::is_idle() const {
+  return std::find(is_under_way_.begin(), is_under_way_.end(), true) == is_under_way_.end();
 }
 
 void StepOverlap::tick(int unit) {
@@ -123,12 +166,13 @@ void StepOverlap::tick(int unit) {
 }
 
 void StepOverlap::wait_for(int bucket) {
-  std::optional<Lease>& lent = lent_[static_cast<std::size_t>(bucket)];
-  if (!lent) {
+  const auto index = static_cast<std::size_t>(bucket);
+  if (!is_under_way_[index]) {
     return;
   }
   parts_.device.wait(Queue::kCompute, updater_.wait_issued(bucket));
-  lent.reset();
+  is_under_way_[index] = false;
+  lent_[index].reset();
   if (released_.is_released(bucket)) {
     released_.restore(bucket);
   }
@@ -139,6 +183,8 @@ void StepOverlap::wait_for_all() {
   for (int b = static_cast<int>(first_use_.size()) - 1; b >= 0; --b) {
     try {
       wait_for(b);
+    } catch (const IoError&) {
+      throw;  // Who waits again has it tried again.
     } catch (...) {
       first = first ? first : std::current_exception();
     }
@@ -150,7 +196,7 @@ void StepOverlap::wait_for_all() {
 
 void StepOverlap::wait_for_updates() {
   for (int b = 0; b < static_cast<int>(first_use_.size()); ++b) {
-    if (lent_[static_cast<std::size_t>(b)]) {
+    if (is_under_way_[static_cast<std::size_t>(b)]) {
       (void)updater_.wait_issued(b);
     }
   }

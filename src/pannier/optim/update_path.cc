@@ -45,8 +45,10 @@ class HostPath final : public UpdatePath {
         up_(up),
         rests_here_(std::move(rests_here)),
         is_whole_(std::move(is_whole)),
+        most_threads_(most_threads),
         compute_(most_threads) {}
   [[nodiscard]] Compute& compute() override { return compute_; }
+  [[nodiscard]] int most_threads() const override { return most_threads_; }
 
   [[nodiscard]] CopyRun way_to_model(int bucket, const StateView& view) const override {
     if (rests_here_(bucket)) {
@@ -101,10 +103,26 @@ class HostPath final : public UpdatePath {
   std::function<bool(int)> rests_here_;
   std::function<bool(int)> is_whole_;
   std::vector<TransferPtr> published_;
+  int most_threads_;
   CpuCompute compute_;
 };
 
 }  // namespace
+
+void BucketUpdate::place(const StateView& view) {
+  const auto at = [](void* base, std::int64_t offset, std::size_t width) -> void* {
+    return base == nullptr ? nullptr : static_cast<char*>(base) + nbytes_of(offset, width);
+  };
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const std::int64_t offset = later->offsets.at(i);
+    auto& buffers = tasks[i].buffers;
+    buffers.param = at(view.param, offset, later->shape.param_nbytes);
+    buffers.rest = at(view.rest, offset, later->shape.rest_nbytes);
+    buffers.state1 = static_cast<float*>(at(view.state1, offset, sizeof(float)));
+    buffers.state2 = static_cast<float*>(at(view.state2, offset, sizeof(float)));
+  }
+  parameter.from = view.param;
+}
 
 std::int64_t BucketUpdate::numel() const {
   std::int64_t sum = 0;

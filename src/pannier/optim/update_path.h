@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "pannier/device/device.h"
@@ -16,11 +17,24 @@
 
 namespace pannier {
 
+/// A chunk that is lent by whoever runs its update, when he does: a store on a disk can't lend all at once.
+struct LentLater {
+  StateStore* store = nullptr;
+  ChunkId chunk;
+  StateShape shape;
+  std::vector<std::int64_t> offsets;  ///< Of each task's first element in the chunk.
+};
+
 /// The update of a bucket, or of a chunk of it, ready to run: addresses only, so that any thread can.
 struct BucketUpdate {
   int bucket = 0;
   std::vector<kernels::UpdateTask> tasks;
   CopyRun parameter;  ///< From where the update writes the parameters to where the model reads them.
+  /// Set: tasks have no addresses of states, and `parameter` no source, before place().
+  std::optional<LentLater> later;
+  bool is_last = true;  ///< Of its bucket.
+  /// Gives it the addresses of a chunk that has been lent.
+  void place(const StateView& view);
   [[nodiscard]] std::int64_t numel() const;
 };
 
@@ -34,6 +48,8 @@ class UpdatePath {
 
   /// The processor that updates.
   [[nodiscard]] virtual Compute& compute() = 0;
+  /// The host's threads that an update may use; 0: it does not run on the host, or on all of torch's.
+  [[nodiscard]] virtual int most_threads() const { return 0; }
   /// The way of a chunk's parameters from where the update leaves them to where the model reads them; nothing where
   /// that is the same.
   [[nodiscard]] virtual CopyRun way_to_model(int bucket, const StateView& view) const = 0;

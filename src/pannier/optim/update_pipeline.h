@@ -58,17 +58,22 @@ class UpdatePipeline {
     const Coefficients& coefficients;
     kernels::UpdateControl control;  ///< Points to device memory: factor and skip may be undecided yet.
     int next = 0;                    ///< Buckets count down.
+    std::size_t num_chunks = 0;      ///< Of the next one, that are done.
+    bool is_expected = false;        ///< The store was told what comes.
+    bool is_ending = false;          ///< The next one was updated, but its parameters do not rest yet.
+    bool has_begun = false;          ///< Something was updated.
   };
   [[nodiscard]] DeviceUpdates device_updates(const Coefficients& coefficients, const kernels::UpdateControl& control) {
     return {coefficients, control, num_buckets() - 1};
   }
   /// Issues updates on the device; without `wait` as long as the next bucket's state is there, so that the host does
-  /// not wait for a transfer.
+  /// not wait for a transfer. After an IoError the same call goes on where it was.
   void issue(DeviceUpdates& updates, bool wait);
   /// The chunks that the host updates, in order, and how many of them are done.
   struct HostUpdates {
     std::vector<ChunkId> chunks;
     std::size_t num_done = 0;
+    int ending = -1;  ///< A bucket that was updated, but whose parameters do not rest yet; -1: none.
   };
   [[nodiscard]] HostUpdates host_updates(const Coefficients& coefficients);
   /// The next update begins with the first chunks, whatever the last one ended with.
@@ -85,6 +90,9 @@ class UpdatePipeline {
     BucketUpdate update;
   };
   [[nodiscard]] std::optional<Prepared> prepare(int bucket, const Coefficients& coefficients);
+  /// The same of a bucket whose store lends it a chunk at a time: an update a chunk, which is lent when it runs. None:
+  /// nothing is updated.
+  [[nodiscard]] std::vector<BucketUpdate> prepare_chunks(int bucket, const Coefficients& coefficients);
   /// Forgets the gradients that an update of the bucket has used; memory whose address was prepared stays.
   void drop_gradients(int bucket, const Coefficients& coefficients);
   /// Runs one bucket's update where its route says, with what `control` points to there.
@@ -122,8 +130,12 @@ class UpdatePipeline {
   [[nodiscard]] kernels::UpdateTask task_of(const ShardPiece& piece, const StateView& view,
                                             const ElementRange& elements, const kernels::UpdateCoefficients& constants);
   [[nodiscard]] std::vector<ChunkId> updated_chunks(int bucket, const Coefficients& coefficients) const;
-  [[nodiscard]] Prepared prepare_chunk(ChunkId chunk, const Coefficients& coefficients);
+  [[nodiscard]] Prepared prepare_chunk(ChunkId chunk, const Coefficients& coefficients,
+                                       Access access = Access::kUpdate);
   std::int64_t update_chunk(ChunkId chunk, const Coefficients& coefficients, const kernels::UpdateControl& control);
+  void update_chunks(DeviceUpdates& updates);
+  void expect(DeviceUpdates& updates);
+  void begin_bucket(const HostUpdates& updates);
   void end_bucket(int bucket, const Coefficients& coefficients);
   [[nodiscard]] at::Tensor as_rank_0_has_them(const at::Tensor& values);
   void gather_resting_whole();

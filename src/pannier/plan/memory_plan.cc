@@ -25,12 +25,17 @@ void plan_parameters(const MemoryPlanInput& input, MemoryPlan& plan) {
     if (!is_partitioned(input, i)) {
       on_device += input.bucket_numels[i];
     } else {
+      const std::int64_t own = input.parameter_home == Home::kNvme ? 0 : shards_of(input)[i];  // The node's are not.
       (input.parameter_home == Home::kDevice ? on_device : on_host) +=
-          shards_of(input)[i] + (input.node_numels.empty() ? 0 : input.node_numels[i]);
+          own + (input.node_numels.empty() ? 0 : input.node_numels[i]);
     }
   }
   plan.device_parameters = nbytes_of(on_device, input.shape.param_nbytes) + input.unmanaged_nbytes;
-  plan.host_parameters = round_to_page(nbytes_of(on_host, input.shape.param_nbytes), input.host_page_nbytes);
+  const DiskShare& disk = input.nvme_parameters;
+  plan.host_parameters =
+      round_to_page(nbytes_of(on_host, input.shape.param_nbytes) + disk.host_nbytes, input.host_page_nbytes);
+  plan.host_staging = round_to_page(disk.staging_nbytes, input.host_page_nbytes);
+  plan.nvme_parameters = disk.file_nbytes;
 }
 
 }  // namespace
@@ -74,9 +79,10 @@ MemoryPlan plan_memory(const MemoryPlanInput& input) {
   plan.host_checkpoint = round_to_page(input.checkpoint_nbytes, input.host_page_nbytes);
   if (on_device < numel) {
     const bool on_disk = input.optimizer_home == Home::kNvme;
-    plan.host_optimizer_states = round_to_page(on_disk ? input.nvme_host_nbytes : host_states, input.host_page_nbytes);
-    plan.host_staging = on_disk ? round_to_page(input.nvme_staging_nbytes, input.host_page_nbytes) : 0;
-    plan.nvme_optimizer_states = on_disk ? input.nvme_file_nbytes : 0;
+    const DiskShare disk = on_disk ? input.nvme_states : DiskShare{};
+    plan.host_optimizer_states = round_to_page(on_disk ? disk.host_nbytes : host_states, input.host_page_nbytes);
+    plan.host_staging += round_to_page(disk.staging_nbytes, input.host_page_nbytes);
+    plan.nvme_optimizer_states = disk.file_nbytes;
     plan.host_gradients = round_to_page(
         nbytes_of(numel - on_device, input.accumulates || !alone ? 4U : shape.param_nbytes), input.host_page_nbytes);
   }
@@ -139,6 +145,10 @@ std::string format_plan(const MemoryPlan& plan, Home optimizer_home, std::option
                       : on_both                         ? "device and the host"
                       : optimizer_home == Home::kDevice ? "device"
                                                         : "host");
+  if (plan.nvme_parameters > 0) {
+    text += fmt::format("parameters rest on the disk ({}){}\n", format_bytes(plan.nvme_parameters),
+                        plan.host_parameters > 0 ? " and the host" : "");
+  }
   return text;
 }
 

@@ -14,6 +14,13 @@
 
 namespace pannier {
 
+/// What something takes whose home is a disk.
+struct DiskShare {
+  std::size_t file_nbytes = 0;     ///< On the disk,
+  std::size_t staging_nbytes = 0;  ///< in the memory between the disk and its user,
+  std::size_t host_nbytes = 0;     ///< and of what stays in host memory.
+};
+
 /// What the plan is computed from.
 struct MemoryPlanInput {
   std::vector<std::int64_t> bucket_numels;  ///< Elements of each bucket, padding included.
@@ -29,9 +36,8 @@ struct MemoryPlanInput {
   std::int64_t gathered_numel = 0;      ///< Elements of them that are whole at the same time.
   StateShape shape;
   Home optimizer_home = Home::kDevice;
-  std::size_t nvme_file_nbytes = 0;     ///< With the home kNvme: of the states on the disk,
-  std::size_t nvme_staging_nbytes = 0;  ///< of the memory between disk and update,
-  std::size_t nvme_host_nbytes = 0;     ///< and of the states that stay in host memory.
+  DiskShare nvme_states{};              ///< With the home kNvme.
+  DiskShare nvme_parameters{};          ///< The same of the parameters.
   std::size_t checkpoint_nbytes = 0;    ///< Through which a checkpoint is written while training goes on.
   bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.
   std::size_t unmanaged_nbytes = 0;     ///< Frozen parameters and buffers of the model, on the device.
@@ -51,8 +57,9 @@ struct MemoryPlan {
   std::size_t device_activations = 0;     ///< 0 where they are not known.
   std::size_t host_parameters = 0;        ///< Shards that rest there.
   std::size_t host_optimizer_states = 0;  ///< With the host's copy of other parameters.
-  std::size_t host_staging = 0;           ///< Between disk and update.
+  std::size_t host_staging = 0;           ///< Between disks and who uses what rests there.
   std::size_t host_gradients = 0;
+  std::size_t nvme_parameters = 0;
   std::size_t host_checkpoint = 0;  ///< Between states and the checkpoint that they are written to.
   std::size_t nvme_optimizer_states = 0;
 
@@ -62,6 +69,7 @@ struct MemoryPlan {
   [[nodiscard]] std::size_t host() const noexcept {
     return host_parameters + host_optimizer_states + host_staging + host_gradients + host_checkpoint;
   }
+  [[nodiscard]] std::size_t nvme() const noexcept { return nvme_parameters + nvme_optimizer_states; }
 };
 
 /// Elements of this rank's shards, one a bucket.

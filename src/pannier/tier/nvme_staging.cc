@@ -27,9 +27,8 @@ NvmeStaging nvme_staging(const StateShape& shape, const std::vector<std::int64_t
   NvmeStaging staging;
   staging.chunk_numel = static_cast<std::int64_t>(most / width) / kBlockNumel * kBlockNumel;
   if (staging.chunk_numel < kBlockNumel) {
-    throw ConfigError(fmt::format(
-        "zero_optimization.offload_optimizer.buffer_size: {} bytes are too few, a buffer must hold at least {}",
-        options.buffer_nbytes, 2 * nbytes_of(kBlockNumel, width)));
+    throw ConfigError(fmt::format("{}: {} bytes are too few, a buffer must hold at least {}", options.buffer_key,
+                                  options.buffer_nbytes, 2 * nbytes_of(kBlockNumel, width)));
   }
   staging.chunk_nbytes = padded_bytes(nbytes_of(staging.chunk_numel, width));
   std::size_t num_chunks = 0;

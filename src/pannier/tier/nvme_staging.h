@@ -20,8 +20,11 @@ struct NvmeStateOptions {
   bool takes_lock = true;                 ///< One rank of a node does, for all of its run's.
   std::size_t buffer_count = 5;           ///< With the next: the bytes of staging memory.
   std::size_t buffer_nbytes = std::size_t{100} << 20;
-  std::size_t host_nbytes = 0;  ///< States that stay in host memory, in bytes at most.
-  int most_threads = 1;         ///< Of torch's, that compute checksums.
+  std::size_t host_nbytes = 0;             ///< States that stay in host memory, in bytes at most.
+  int most_threads = 1;                    ///< Of torch's, that compute checksums.
+  std::string owner = "optimizer states";  ///< What rests there, for accounts and messages.
+  /// The configuration's key of buffer_nbytes, for messages.
+  std::string buffer_key = "zero_optimization.offload_optimizer.buffer_size";
   IoEngineKind engine = IoEngineKind::kAuto;
   PieceHook* hook = nullptr;  ///< For tests; must outlive the store.
   /// What rests in elements of a bucket's shard, for messages; null: its number.

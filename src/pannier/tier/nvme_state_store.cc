@@ -3,35 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <limits>
 #include <utility>
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
-#include "pannier/io/checksum.h"
 #include "pannier/io/process_files.h"
 
 namespace pannier {
 namespace {
 
 constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
-
-// Tiles are hashed by several threads, while the chunk is in their caches for the update anyway.
-std::uint64_t hash(std::span<const std::byte> bytes, const ParallelFor& parallel_for) {
-  const std::size_t num_tiles = (bytes.size() + kChecksumTileBytes - 1) / kChecksumTileBytes;
-  std::atomic<std::uint64_t> sum{0};
-  parallel_for(static_cast<std::int64_t>(num_tiles), 4, [&](std::int64_t begin, std::int64_t end) {
-    std::uint64_t part = 0;
-    for (auto tile = static_cast<std::size_t>(begin); tile < static_cast<std::size_t>(end); ++tile) {
-      const std::size_t at = tile * kChecksumTileBytes;
-      part += tile_checksum(bytes.subspan(at, std::min(kChecksumTileBytes, bytes.size() - at)), tile);
-    }
-    sum.fetch_add(part, std::memory_order_relaxed);
-  });
-  return sum.load();
-}
 
 std::vector<FolderLock> take_locks(const NvmeStateOptions& options) {
   std::vector<FolderLock> locks;
@@ -60,7 +43,7 @@ NvmeStateStore::NvmeStateStore(HostMemory& memory, const StateShape& shape,
       pool_(memory, {.buffer_count = staging_.num_buffers, .buffer_size = staging_.chunk_nbytes},
             torch_parallel_for()) {
   if (staging_.host_chunks > 0) {
-    host_ = HostSlab(memory, staging_.host_nbytes(), {.owner = "optimizer states"}, torch_parallel_for());
+    host_ = HostSlab(memory, staging_.host_nbytes(), {.owner = options.owner}, torch_parallel_for());
   }
   ExtentTable table;
   for (int b = num_buckets() - 1; b >= 0; --b) {
@@ -68,6 +51,7 @@ NvmeStateStore::NvmeStateStore(HostMemory& memory, const StateShape& shape,
     for (int c = 0; c < num_chunks(b); ++c) {
       const ElementRange elements = range({b, c});
       const bool is_on_disk = !rests_in_memory(table.size());
+      chunk_at_.push_back({b, c});
       table.add(options.label ? options.label(b, elements) : fmt::format("bucket {}", b),
                 is_on_disk ? nbytes_of(elements.numel(), bytes_per_element(shape_of(b))) : 0);
     }
@@ -155,6 +139,8 @@ void NvmeStateStore::free(Slot& slot) noexcept {
   slot_of_[slot.extent] = -1;
   slot.use = Use::kFree;
   slot.is_unsaved = false;
+  slot.is_checked = true;
+  slot.sum.reset();
   slot.transfer.reset();
 }
 
@@ -234,11 +220,16 @@ void NvmeStateStore::begin_read(Slot& slot, std::size_t extent) {
   slot_of_[extent] = static_cast<int>(&slot - slots_.data());
 }
 
+// The caller writes all of it.
+void NvmeStateStore::fill_later(Slot& slot, std::size_t extent) {
+  slot.extent = extent;
+  slot.use = Use::kClean;
+  slot_of_[extent] = static_cast<int>(&slot - slots_.data());
+}
+
 void NvmeStateStore::finish_read(Slot& slot) {
   try {
     slot.transfer->wait_done();
-    const std::size_t nbytes = extents_->table().at(slot.extent).nbytes;
-    extents_->verify(slot.extent, hash(slot.buffer.data().first(nbytes), parallel_for_));
   } catch (...) {
     // What was read ahead beside it may have failed with it; that is not for a later call to tell.
     for (Slot& other : slots_) {
@@ -251,13 +242,14 @@ void NvmeStateStore::finish_read(Slot& slot) {
   }
   slot.transfer.reset();
   slot.use = Use::kClean;
+  slot.is_checked = false;
 }
 
 void NvmeStateStore::begin_write(Slot& slot) {
   slot.use = Use::kDirty;
-  const std::size_t nbytes = extents_->table().at(slot.extent).nbytes;
-  const std::uint64_t sum = hash(slot.buffer.data().first(nbytes), parallel_for_);
-  slot.transfer = extents_->write(slot.extent, slot.buffer.data(), sum);
+  slot.is_checked = true;
+  const auto confirmed = std::exchange(slot.sum, std::nullopt);
+  slot.transfer = extents_->write(slot.extent, slot.buffer.data(), confirmed ? *confirmed : sum_of(slot));
   slot.use = Use::kWriting;
 }
 
@@ -348,7 +340,7 @@ void NvmeStateStore::read_ahead_while_room() {
   }
 }
 
-StateView NvmeStateStore::acquire(ChunkId chunk, Access /*access*/) {
+StateView NvmeStateStore::acquire(ChunkId chunk, Access access) {
   check();
   const std::size_t extent = extent_of(chunk);
   if (rests_in_memory(extent)) {
@@ -359,15 +351,23 @@ StateView NvmeStateStore::acquire(ChunkId chunk, Access /*access*/) {
   Slot* slot = slot_with(extent);
   if (slot == nullptr) {
     slot = &take_slot();
-    begin_read(*slot, extent);
+    access == Access::kOverwrite ? fill_later(*slot, extent) : begin_read(*slot, extent);
   }
-  if (slot->use == Use::kReading) {
+  if (slot->use == Use::kReading && access == Access::kOverwrite) {
+    slot->transfer->wait_ended();
+    slot->transfer.reset();
+  } else if (slot->use == Use::kReading) {
     finish_read(*slot);
   } else if (slot->use == Use::kWriting) {
     finish_write(*slot);  // One that failed is told of by the next call; its bytes are here.
   }
   if (slot->reader) {
     std::exchange(slot->reader, nullptr)->wait_ended();
+  }
+  if (access == Access::kOverwrite) {
+    slot->is_checked = true;
+  } else if (access != Access::kTiles) {
+    check(*slot);
   }
   slot->is_unsaved = slot->use == Use::kDirty;
   slot->use = Use::kLent;
@@ -382,7 +382,9 @@ void NvmeStateStore::release(ChunkId chunk, Access access, TransferPtr reader) n
   try {
     if (slot != nullptr) {
       slot->reader = std::move(reader);
-      if (access == Access::kUpdate) {
+      if (!slot->is_checked) {
+        free(*slot);  // Nobody can say what it holds.
+      } else if (access != Access::kRead) {
         begin_write(*slot);
       } else {
         slot->use = slot->is_unsaved ? Use::kDirty : Use::kClean;

@@ -5,7 +5,10 @@
 // leases:
 //  1. A buffer is free, reading, clean (the disk has the same), lent, writing, or dirty (its write failed).
 //  2. What is in a buffer is lent from there, never read from the disk: what was lent last comes for nothing next.
-//  3. A write that failed keeps its buffer. The next call tries it again and throws the error; the one after that finds
+//  3. A chunk's checksum is the sum over its tiles, each of some elements with all their arrays: an update computes it
+//  in
+//     the same pass (kTiles), everything else in a pass of its own.
+//  4. A write that failed keeps its buffer. The next call tries it again and throws the error; the one after that finds
 //     it written, or throws again.
 #pragma once
 
@@ -47,6 +50,9 @@ class NvmeStateStore final : public StateStore {
   [[nodiscard]] Home home() const noexcept override { return Home::kNvme; }
   void expect(std::vector<ChunkId> order) override;
   [[nodiscard]] bool keeps_last() const noexcept override { return true; }
+  [[nodiscard]] std::int64_t tile_numel() const noexcept override;
+  [[nodiscard]] std::uint64_t tile_sum(ChunkId chunk, std::int64_t tile) const override;
+  void confirm(ChunkId chunk, std::uint64_t before, std::uint64_t after) override;
   void check() override;
   void settle() override;
 
@@ -54,7 +60,11 @@ class NvmeStateStore final : public StateStore {
   /// Starts to read a chunk that rests on the disk, for another thread than the store's. Nobody may update the chunk
   /// before the transfer has ended. `to`: aligned memory for a chunk.
   [[nodiscard]] ExtentTransfer read_apart(ChunkId chunk, std::span<std::byte> to) {
-    return extents_->read(extent_of(chunk), to);
+    return extents_->read(extent_of(chunk), to, Verify::kByCaller);
+  }
+  /// Throws ChecksumError unless what that read is what was written.
+  void verify_apart(ChunkId chunk, const std::byte* states) const {
+    extents_->verify(extent_of(chunk), sum_of(chunk, states));
   }
   /// The view of what that reads.
   [[nodiscard]] StateView view_apart(ChunkId chunk, std::byte* states) const { return view_at(chunk, states); }
@@ -75,7 +85,9 @@ class NvmeStateStore final : public StateStore {
   struct Slot {
     StagingBuffer buffer;
     Use use = Use::kFree;
-    bool is_unsaved = false;  ///< Lent while dirty.
+    bool is_unsaved = false;                          ///< Lent while dirty.
+    bool is_checked = true;                           ///< What the disk gave is what was written to it.
+    std::optional<std::uint64_t> sum = std::nullopt;  ///< Of what was confirmed.
     std::size_t extent = 0;
     std::uint64_t lent_at = 0;  ///< Counts leases: the last of what is in it.
     std::optional<ExtentTransfer> transfer;
@@ -92,12 +104,17 @@ class NvmeStateStore final : public StateStore {
   [[nodiscard]] std::size_t wait_order(std::size_t extent) const;
   [[nodiscard]] bool is_later(const Slot& slot, const Slot& other) const;
   [[nodiscard]] Slot* slot_with(std::size_t extent);
+  [[nodiscard]] std::uint64_t tile_sum(ChunkId chunk, const std::byte* states, std::int64_t tile) const;
   Slot* try_take_slot(std::size_t wanted_in);
   Slot& take_slot();
   void wait_for_any_slot();
   void free(Slot& slot) noexcept;
   void begin_read(Slot& slot, std::size_t extent);
+  void fill_later(Slot& slot, std::size_t extent);
   void finish_read(Slot& slot);
+  [[nodiscard]] std::uint64_t sum_of(ChunkId chunk, const std::byte* states) const;
+  [[nodiscard]] std::uint64_t sum_of(const Slot& slot) const;
+  void check(Slot& slot);
   void begin_write(Slot& slot);
   void finish_write(Slot& slot) noexcept;
   void collect() noexcept;
@@ -110,6 +127,7 @@ class NvmeStateStore final : public StateStore {
   NvmeStaging staging_;
   std::vector<std::byte*> params_;
   ParallelFor parallel_for_;
+  std::vector<ChunkId> chunk_at_;          ///< By extent.
   std::vector<std::size_t> first_extent_;  ///< By bucket. Extents are in the order in which a step visits them.
   std::vector<FolderLock> locks_;
   DiskFile file_;

@@ -1,6 +1,6 @@
 // Where a bucket's parameters are between uses. With stages 0 to 2 every rank has all of them whole on the device, and
-// nothing here does anything. With stage 3 each keeps its own part alone, on the device or in host memory, and makes a
-// bucket whole when somebody needs it.
+// nothing here does anything. With stage 3 each keeps its own part alone, on the device, in host memory or on a disk,
+// and makes a bucket whole when somebody needs it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +26,10 @@ class ParameterResidence {
   [[nodiscard]] virtual bool rests_whole(int bucket) const = 0;
   /// This rank's part of a bucket, on the device, to be read and written there until put_back().
   [[nodiscard]] virtual at::Tensor own(int bucket) = 0;
+  /// Whether own() is a copy of what rests elsewhere than on the device or in host memory, and put_back() costs.
+  [[nodiscard]] virtual bool lends_copies(int /*bucket*/) const { return false; }
+  /// Before own() for who will write all of it: where it is a copy, its values need not be there.
+  virtual void overwrite(int /*bucket*/) {}
   /// What was written into own() becomes what rests. Nothing where own() was not called.
   virtual void put_back(int bucket) = 0;
   /// The host waits until nothing is on its way to or from where this rank's part rests.

@@ -1,5 +1,5 @@
-// This rank's shards of the parameters at rest, for buckets that are not whole all the time: on the device, or in one
-// registered slab of host memory.
+// This rank's shards of the parameters at rest, for buckets that are not whole all the time: on the device, in one
+// registered slab of host memory, or on a disk (nvme_shards.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,13 +33,17 @@ class ParameterShards {
   virtual void raise(int bucket, const at::Tensor& to) = 0;
   /// What the device does next sees what raise() copies.
   virtual void finish_raise(int bucket) = 0;
+  /// Says which buckets will be raised next, in which order.
+  virtual void expect(std::vector<int> /*buckets*/) {}
   /// The values of a device tensor become what rests.
   virtual void store(int bucket, const at::Tensor& from) = 0;
   /// The shard on the device, to be read and written there until put_back().
   [[nodiscard]] virtual at::Tensor own(int bucket) = 0;
+  /// The same for who will write all of it: its values need not be there.
+  [[nodiscard]] virtual at::Tensor own_anew(int bucket) { return own(bucket); }
   /// What own() gave, as it is when the work before this call is done, becomes what rests.
   virtual void put_back(int bucket) = 0;
-  /// The host waits until no copy of the shard is under way.
+  /// The host waits until no copy of the shard is under way; one that finish_raise() has not seen may be given up.
   virtual void settle(int bucket) = 0;
   /// The shard's last way down, after which another may read where it rests; null: nothing is on its way.
   [[nodiscard]] virtual TransferPtr on_its_way_down(int /*bucket*/) { return nullptr; }

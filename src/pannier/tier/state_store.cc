@@ -106,8 +106,9 @@ Lease StateStore::lease(ChunkId chunk, Access access) {
   auto& leased = leased_[static_cast<std::size_t>(chunk.bucket)];
   const auto index = static_cast<std::size_t>(chunk.chunk);
   PANNIER_CHECK(!leased[index], fmt::format("chunk {} of bucket {} is leased already", chunk.chunk, chunk.bucket));
-  StateView view = acquire(chunk, access);
-  if (access == Access::kUpdate && before_update_) {
+  // Who reads what is about to be updated does not check it.
+  StateView view = acquire(chunk, access == Access::kTiles && before_update_ ? Access::kUpdate : access);
+  if (access != Access::kRead && before_update_) {
     before_update_(chunk, view);
   }
   leased[index] = true;

@@ -92,6 +92,14 @@ class StateStore {
   /// Where a chunk's states rest in memory, under addresses that stay; `param` is null where the store has no copy of
   /// it. Nothing for a chunk that rests elsewhere.
   [[nodiscard]] virtual std::optional<StateView> resting(ChunkId /*chunk*/) { return std::nullopt; }
+  /// Elements of a tile of a chunk: where this is not 0, bytes that come from a disk are checked a tile at a time, and
+  /// whoever updates a chunk that was leased with kTiles does it while he has the tile in his cache.
+  [[nodiscard]] virtual std::int64_t tile_numel() const noexcept { return 0; }
+  /// What a tile of a leased chunk adds to its sum. Thread-safe, while nothing else is called.
+  [[nodiscard]] virtual std::uint64_t tile_sum(ChunkId /*chunk*/, std::int64_t /*tile*/) const { return 0; }
+  /// The sums over all tiles of a chunk that was leased with kTiles, before and after its update. Throws ChecksumError
+  /// where the disk gave something else than was written: the chunk is not what it says, and is dropped.
+  virtual void confirm(ChunkId /*chunk*/, std::uint64_t /*before*/, std::uint64_t /*after*/) {}
   /// Throws IoError where something that was given back could not be put to rest, once, and tries it again.
   virtual void check() {}
   /// Waits until all that was given back is at rest. Throws as check().

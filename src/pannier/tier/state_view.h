@@ -31,8 +31,10 @@ struct ChunkId {
 
 /// What a lease is for.
 enum class Access : std::uint8_t {
-  kRead,    ///< What is there stays as it is.
-  kUpdate,  ///< Any of it may be written.
+  kRead,       ///< What is there stays as it is.
+  kUpdate,     ///< Any of it may be written.
+  kOverwrite,  ///< All of it will be written: what was there need not come.
+  kTiles,      ///< As kUpdate, by who gives the store the sums of its tiles (StateStore::confirm) before he uses it.
 };
 
 /// Addresses of one chunk's state, each an array over the elements of `range`; null where the format has none.

@@ -127,9 +127,9 @@ StateView Tide::acquire(ChunkId chunk, Access /*access*/) {
   if (slot.down) {
     parts_.device.wait(Queue::kCompute, slot.down->wait_issued());  // It still reads what will be overwritten.
   }
-  slot.leased = true;
   void* const param =
       at_rest(bucket) == nullptr ? parts_.param_bucket(bucket).data_ptr() : param_in(slot.buffer, bucket);
+  slot.leased = true;
   return view_of(parts_.shape, layout(bucket), range(chunk), static_cast<std::byte*>(slot.buffer.data_ptr()), param);
 }
 

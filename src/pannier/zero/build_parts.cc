@@ -98,7 +98,60 @@ std::vector<std::vector<int>> complete_units(const PartsOptions& options, int nu
   return units;
 }
 
-void build_residence(const PartsOptions& options, Device& device, HostMemory& memory, Parts& parts) {
+// A folder that one rank can't use, another run's say, ends the start of all with that rank's error, before anybody
+// waits for it in a collective.
+void share_opening(Communicator& communicator, const std::function<void()>& open) {
+  std::exception_ptr error;
+  std::string text;
+  try {
+    open();
+  } catch (const IoError& caught) {
+    error = std::current_exception();
+    text = caught.what();
+  }
+  const std::vector<std::string> texts =
+      communicator.world_size() == 1 ? std::vector{text} : communicator.share_texts("opening of disks", text);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty()) {
+      throw IoError(fmt::format("rank {}: {}", rank, texts[rank]), EIO);
+    }
+  }
+}
+
+// Opens a store on disks, with this rank's part of a common start.
+template <class Open>
+void open_on_disk(const NvmeStateOptions& given, Communicator& communicator, Parts& parts, Open&& open) {
+  NvmeStateOptions options = given;
+  options.label = [shards = parts.shards.get(), parameters = parts.parameters.get()](int bucket,
+                                                                                     const ElementRange& range) {
+    return names_in(*shards, bucket, range, [parameters](int parameter) { return parameters->name(parameter); });
+  };
+  NvmeStateStore* store = nullptr;
+  share_opening(communicator, [&] { store = open(options); });
+  for (const std::string& note : store->notes()) {
+    log::warning(note);
+  }
+}
+
+void build_nvme_shards(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
+                       Parts& parts) {
+  open_on_disk(options.sharding.nvme, communicator, parts, [&](const NvmeStateOptions& nvme) {
+    auto shards = std::make_unique<NvmeShards>(device, memory, *parts.up, *parts.down, options.dtype,
+                                               resting_numels(*parts.shards), nvme);
+    parts.nvme_shards = shards.get();
+    parts.parameter_shards = std::move(shards);
+    return &parts.nvme_shards->disk();
+  });
+  for (const std::span<std::byte> region : parts.nvme_shards->disk().regions()) {
+    register_host(device, region, "nvme staging", parts);
+  }
+}
+
+void build_residence(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
+                     Parts& parts) {
   if (!shards_parameters(options, parts.shards->world_size())) {
     parts.residence = make_whole_residence(*parts.shards, *parts.parameters);
     return;
@@ -111,15 +164,25 @@ void build_residence(const PartsOptions& options, Device& device, HostMemory& me
     register_host(device, shards->host_bytes(), "parameters", parts);
     return shards;
   };
-  parts.parameter_shards = make_shards(resting_numels(*parts.shards));
+  if (options.sharding.parameter_home == Home::kNvme) {
+    build_nvme_shards(options, device, memory, communicator, parts);
+  } else {
+    parts.parameter_shards = make_shards(resting_numels(*parts.shards));
+  }
   const std::vector<std::int64_t> for_node = node_numels_of(*parts.shards);
   parts.gathering = for_node.empty() ? make_flat_gathering(*parts.shards, *parts.exchange, *parts.parameter_shards)
                                      : make_node_gathering(*parts.shards, *parts.exchange, *parts.parameter_shards,
                                                            make_shards(for_node));
+  std::function<void(const std::string&)> on_failure;
+  if (parts.nvme_shards != nullptr && communicator.world_size() > 1) {
+    on_failure = [&communicator](const std::string& why) {
+      communicator.report_failure(fmt::format("its disk failed: {}", why));
+    };
+  }
   auto gatherer = std::make_unique<ParameterGatherer>(
       ParameterGathererParts{device, *parts.shards, *parts.parameters, *parts.gathering, *parts.parameter_shards},
-      ParameterGathererOptions{complete_units(options, parts.layout->num_parameters()),
-                               options.sharding.prefetch_numel});
+      ParameterGathererOptions{complete_units(options, parts.layout->num_parameters()), options.sharding.prefetch_numel,
+                               on_failure});
   parts.gatherer = gatherer.get();
   parts.residence = std::move(gatherer);
 }
@@ -163,45 +226,16 @@ void build_host_home(const PartsOptions& options, Device& device, HostMemory& me
       }});
 }
 
-// A folder that one rank can't use, another run's say, ends the start of all with that rank's error, before anybody
-// waits for it in a collective.
-void share_opening(Communicator& communicator, const std::function<void()>& open) {
-  std::exception_ptr error;
-  std::string text;
-  try {
-    open();
-  } catch (const IoError& caught) {
-    error = std::current_exception();
-    text = caught.what();
-  }
-  const std::vector<std::string> texts =
-      communicator.world_size() == 1 ? std::vector{text} : communicator.share_texts("opening of disks", text);
-  if (error) {
-    std::rethrow_exception(error);
-  }
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    if (!texts[rank].empty()) {
-      throw IoError(fmt::format("rank {}: {}", rank, texts[rank]), EIO);
-    }
-  }
-}
-
 void build_nvme_home(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
                      Parts& parts) {
   const std::vector<std::byte*> resting = resting_addresses(parts);
-  NvmeStateOptions nvme = options.nvme;
-  nvme.most_threads = update_threads(options, device);
-  nvme.label = [shards = parts.shards.get(), parameters = parts.parameters.get()](int bucket,
-                                                                                  const ElementRange& range) {
-    return names_in(*shards, bucket, range, [parameters](int parameter) { return parameters->name(parameter); });
-  };
-  share_opening(communicator, [&] {
+  NvmeStateOptions given = options.nvme;
+  given.most_threads = update_threads(options, device);
+  open_on_disk(given, communicator, parts, [&](const NvmeStateOptions& nvme) {
     parts.nvme_states =
         std::make_unique<NvmeStateStore>(memory, shape_of(options), parts.shards->numels(), nvme, resting);
+    return parts.nvme_states.get();
   });
-  for (const std::string& note : parts.nvme_states->notes()) {
-    log::warning(note);
-  }
   for (const std::span<std::byte> region : parts.nvme_states->regions()) {
     register_host(device, region, "nvme staging", parts);
   }
@@ -226,7 +260,14 @@ void build_home(const PartsOptions& options, Device& device, HostMemory& memory,
   parts.routes = std::make_unique<UpdateRoutes>(chosen, on_device, UpdateRoutes::Way{}, UpdateRoutes::Way{});
   if (options.optimizer_home == Home::kNvme) {
     build_nvme_home(options, device, memory, communicator, parts);
-    *parts.routes = UpdateRoutes(chosen, on_device, {}, {parts.nvme_states.get(), parts.host_path.get()});
+    UpdateRoutes::Way streamed;
+    if (options.streamed_share > 0.0) {
+      parts.disk_tide =
+          std::make_unique<DiskTide>(DiskTideParts{device, *parts.nvme_states, *parts.up, *parts.down,
+                                                   shape_of(options), parts.shards->numels(), own_parameters(parts)});
+      streamed = {parts.disk_tide.get(), parts.device_path.get()};
+    }
+    *parts.routes = UpdateRoutes(chosen, on_device, streamed, {parts.nvme_states.get(), parts.host_path.get()});
     return;
   }
   build_host_home(options, device, memory, parts);
@@ -278,6 +319,17 @@ Parts::~Parts() {
   }
 }
 
+std::vector<NvmeStateStore*> Parts::disk_stores() const {
+  std::vector<NvmeStateStore*> stores;
+  if (nvme_states) {
+    stores.push_back(nvme_states.get());
+  }
+  if (nvme_shards != nullptr) {
+    stores.push_back(&nvme_shards->disk());
+  }
+  return stores;
+}
+
 Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
                   std::vector<at::Tensor> parameters, std::vector<std::string> names, std::vector<at::Tensor> shares) {
   PANNIER_CHECK(0 <= options.stage && options.stage <= 3, fmt::format("stage {}", options.stage));
@@ -294,11 +346,11 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   parts.exchange = std::make_unique<ShardExchange>(*parts.shards, communicator);
   parts.parameters =
       std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
-  if (options.optimizer_home != Home::kDevice || options.sharding.parameter_home == Home::kHost) {
+  if (options.optimizer_home != Home::kDevice || options.sharding.parameter_home != Home::kDevice) {
     parts.up = std::make_unique<Mover>(device, Queue::kUp, options.movers);
     parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
   }
-  build_residence(options, device, memory, parts);
+  build_residence(options, device, memory, communicator, parts);
   build_home(options, device, memory, communicator, parts);
   parts.judge = device.make_judge();
   parts.pipeline = std::make_unique<UpdatePipeline>(
@@ -316,7 +368,7 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
   if (parts.tide) {
     parts.pilot = std::make_unique<TidePilot>(device, *parts.tide, *parts.routes, options.device_budget);
   }
-  if (parts.tide && options.overlap_step) {
+  if ((parts.tide || parts.nvme_states) && options.overlap_step) {
     parts.overlap = std::make_unique<StepOverlap>(
         StepOverlapParts{device, *parts.layout, *parts.parameters, *parts.residence, *parts.pipeline, *parts.routes,
                          *parts.up},

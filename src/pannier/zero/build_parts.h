@@ -16,6 +16,8 @@
 #include "pannier/optim/tide_pilot.h"
 #include "pannier/optim/update_pipeline.h"
 #include "pannier/plan/memory_plan.h"
+#include "pannier/tier/disk_tide.h"
+#include "pannier/tier/nvme_shards.h"
 #include "pannier/tier/nvme_state_store.h"
 #include "pannier/zero/gradient_reducer.h"
 #include "pannier/zero/parameter_gatherer.h"
@@ -24,7 +26,8 @@ namespace pannier {
 
 /// Stage 3 alone: how parameters are partitioned.
 struct ShardingOptions {
-  Home parameter_home = Home::kDevice;  ///< Where shards rest: kDevice or kHost.
+  Home parameter_home = Home::kDevice;  ///< Where shards rest.
+  NvmeStateOptions nvme;                ///< With the home kNvme.
   /// The parameters that each unit of the model reads while it runs; unit 0 is the forward itself. A parameter in none
   /// belongs to unit 0.
   std::vector<std::vector<int>> units;
@@ -63,6 +66,8 @@ struct Parts {
   Parts& operator=(Parts&&) = delete;
   /// Ends the threads before the memory that they work on goes.
   ~Parts();
+  /// What rests on disks.
+  [[nodiscard]] std::vector<NvmeStateStore*> disk_stores() const;
 
   std::unique_ptr<Mover> up;
   std::unique_ptr<Mover> down;
@@ -73,10 +78,12 @@ struct Parts {
   std::unique_ptr<ParameterShards> parameter_shards;  ///< Null where all parameters are whole.
   std::unique_ptr<ShardGathering> gathering;          ///< Null where all parameters are whole.
   std::unique_ptr<ParameterResidence> residence;
+  NvmeShards* nvme_shards = nullptr;      ///< The shards, where they rest on a disk; else null.
   ParameterGatherer* gatherer = nullptr;  ///< The residence, where parameters are partitioned; else null.
   std::unique_ptr<StateStore> device_states;
   std::unique_ptr<HostStateStore> host_states;
   std::unique_ptr<NvmeStateStore> nvme_states;
+  std::unique_ptr<DiskTide> disk_tide;  ///< Null where no state comes from a disk to be updated on the device.
   std::unique_ptr<Tide> tide;
   std::unique_ptr<GradientStore> device_gradients;
   std::unique_ptr<HostGradients> host_gradients;

@@ -20,6 +20,7 @@ ParameterGatherer::ParameterGatherer(const ParameterGathererParts& parts, const 
                  .replaced = "while it was partitioned, and is not taken. Replace or set values inside `with "
                              "pannier.zero.GatheredParameters(param, modifier_rank=0):`"}),
       prefetch_numel_(options.prefetch_numel),
+      on_failure_(options.on_failure),
       sends_early_(parts.rest.home() == Home::kDevice),
       sends_late_(!sends_early_ && parts.shards.world_size() > 1),
       slots_(static_cast<std::size_t>(parts.shards.buckets().num_buckets())),
@@ -59,6 +60,16 @@ at::Tensor ParameterGatherer::own(int bucket) {
   return is_whole(bucket) ? own_part(parts_.parameters.bucket(bucket), bucket) : parts_.rest.own(bucket);
 }
 
+bool ParameterGatherer::lends_copies(int bucket) const {
+  return parts_.rest.home() == Home::kNvme && !rests_whole(bucket) && !is_whole(bucket);
+}
+
+void ParameterGatherer::overwrite(int bucket) {
+  if (lends_copies(bucket)) {
+    (void)parts_.rest.own_anew(bucket);
+  }
+}
+
 void ParameterGatherer::settle(int bucket) { parts_.gathering.settle(bucket); }
 
 // Padding between parameters is whatever was there: it is read and sent by nobody but within a rank's own shard.
@@ -71,11 +82,24 @@ void ParameterGatherer::raise(int bucket) {
   }
 }
 
+// Other ranks are told of a disk's error before they wait for this one.
+template <class Work>
+void ParameterGatherer::tell_failure_of(Work&& work) {
+  try {
+    work();
+  } catch (const IoError& error) {
+    if (on_failure_) {
+      on_failure_(error.what());
+    }
+    throw;
+  }
+}
+
 void ParameterGatherer::send(int bucket) {
   raise(bucket);
   Slot& it = slot(bucket);
   if (it.coming.defined() && !it.pending) {
-    it.pending = parts_.gathering.gather(bucket, it.coming);
+    tell_failure_of([&] { it.pending = parts_.gathering.gather(bucket, it.coming); });
   }
 }
 
@@ -100,6 +124,7 @@ void ParameterGatherer::need(const std::vector<int>& buckets, int unit) {
     raise(bucket);
   }
   raise_ahead();
+  expect_ahead();
   for (const int bucket : buckets) {
     send(bucket);
   }
@@ -126,6 +151,27 @@ void ParameterGatherer::raise_ahead() {
       raise(bucket);
     }
   }
+}
+
+// A disk reads ahead of what has set out.
+void ParameterGatherer::expect_ahead() {
+  if (parts_.rest.home() != Home::kNvme) {
+    return;
+  }
+  std::vector<int> buckets;
+  for (const int unit : order_.ahead()) {
+    for (const int bucket : buckets_of(unit)) {
+      if (!is_whole(bucket)) {
+        buckets.push_back(bucket);
+      }
+    }
+  }
+  parts_.rest.expect(std::move(buckets));
+}
+
+void ParameterGatherer::end_window() {
+  order_.end_window();
+  expect_ahead();
 }
 
 // Exchanges the shards of the next unit that is not whole, as far as they have set out.
@@ -287,7 +333,7 @@ void ParameterGatherer::let_rest(int bucket) {
 
 void ParameterGatherer::keep(int bucket) {
   if (!rests_whole(bucket) && is_whole(bucket)) {
-    parts_.gathering.store(bucket, parts_.parameters.bucket(bucket));
+    tell_failure_of([&] { parts_.gathering.store(bucket, parts_.parameters.bucket(bucket)); });
   }
 }
 
@@ -298,7 +344,11 @@ void ParameterGatherer::release(int bucket) {
   const std::vector<int> edited = parts_.parameters.take_edits_of(bucket);
   if (!edited.empty()) {
     edited_.insert(edited.begin(), edited.end());
+    unkept_.insert(bucket);
+  }
+  if (unkept_.contains(bucket)) {
     keep(bucket);
+    unkept_.erase(bucket);
   }
   if (const auto lent = lent_.find(bucket); lent != lent_.end()) {
     parts_.parameters.return_storages(bucket, lent->second);

@@ -16,6 +16,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -44,6 +45,8 @@ struct ParameterGathererParts {
 struct ParameterGathererOptions {
   std::vector<std::vector<int>> units;  ///< The parameters that each unit reads; unit 0 is the whole model's forward.
   std::int64_t prefetch_numel = 0;      ///< Elements gathered ahead of use; the next unit is, if this is not 0.
+  /// Told why a shard can't be had, before that is thrown: other ranks wait for it in a gather. Null: nobody is.
+  std::function<void(const std::string& why)> on_failure = nullptr;
 };
 
 /// Makes buckets whole and takes them apart. Of the engine's thread, or autograd's while a backward runs.
@@ -72,7 +75,7 @@ class ParameterGatherer final : public ParameterResidence {
   /// different things.
   void rest_all();
   /// The window has ended: what came after what is the record for the next.
-  void end_window() { order_.end_window(); }
+  void end_window();
 
   [[nodiscard]] const std::vector<int>& buckets_of(int unit) const {
     return buckets_of_.at(static_cast<std::size_t>(unit));
@@ -81,6 +84,8 @@ class ParameterGatherer final : public ParameterResidence {
 
   [[nodiscard]] bool rests_whole(int bucket) const override;
   [[nodiscard]] at::Tensor own(int bucket) override;
+  [[nodiscard]] bool lends_copies(int bucket) const override;
+  void overwrite(int bucket) override;
   void put_back(int bucket) override { parts_.rest.put_back(bucket); }
   void settle(int bucket) override;
   [[nodiscard]] std::byte* host_address(int bucket) override {
@@ -102,9 +107,12 @@ class ParameterGatherer final : public ParameterResidence {
   [[nodiscard]] Slot& slot(int bucket) { return slots_.at(static_cast<std::size_t>(bucket)); }
   [[nodiscard]] at::Tensor own_part(const at::Tensor& flat, int bucket) const;
   void raise(int bucket);
+  template <class Work>
+  void tell_failure_of(Work&& work);
   void send(int bucket);
   void need(const std::vector<int>& buckets, int unit);
   void raise_ahead();
+  void expect_ahead();
   void send_next();
   void add_holder(int bucket) { ++slot(bucket).num_holders; }
   void remove_holder(int bucket);
@@ -117,6 +125,7 @@ class ParameterGatherer final : public ParameterResidence {
   ParameterGathererParts parts_;
   ReleasedParameters released_;
   std::int64_t prefetch_numel_;
+  std::function<void(const std::string& why)> on_failure_;
   /// The exchange of the next unit's shards begins before the present unit's work is queued, where that does not make
   /// the host wait; else after, and not at all in a world of one, which has nothing to exchange.
   bool sends_early_;
@@ -127,6 +136,7 @@ class ParameterGatherer final : public ParameterResidence {
   std::vector<int> num_backward_;
   std::set<int> externals_;  ///< Buckets read outside of their unit that are whole now for that reason.
   std::set<int> edited_;
+  std::set<int> unkept_;                           ///< Buckets with edits that do not rest yet.
   std::map<int, std::vector<c10::Storage>> lent_;  ///< By bucket held for somebody: the storages that graphs know.
   bool in_backward_ = false;
   int num_held_ = 0;  ///< hold() without let_go().

@@ -45,14 +45,22 @@ std::int64_t gathered_numel(const PartsOptions& options, const BucketLayout& lay
   return std::min(all, 2 * largest + (ahead > 0 ? ahead + largest : 0));
 }
 
+// This rank's shards of the parameters that rest on the disk.
+void plan_parameter_disk(const PartsOptions& options, MemoryPlanInput& input) {
+  std::vector<std::int64_t> numels = shards_of(input);
+  for (std::size_t b = 0; b < numels.size(); ++b) {
+    numels[b] = input.is_partitioned[b] ? numels[b] : 0;
+  }
+  const NvmeStaging staging = nvme_staging(parameter_shape(input.shape.param_nbytes), numels, options.sharding.nvme);
+  input.nvme_parameters = {staging.file_nbytes, staging.staging_nbytes(), staging.host_nbytes()};
+}
+
 // What the host's budget leaves holds states that would rest on the disk.
 void plan_disk(const PartsOptions& options, MemoryPlanInput& input) {
   NvmeStateOptions nvme = options.nvme;
   const auto take = [&] {
     const NvmeStaging staging = nvme_staging(input.shape, shards_of(input), nvme);
-    input.nvme_file_nbytes = staging.file_nbytes;
-    input.nvme_staging_nbytes = staging.staging_nbytes();
-    input.nvme_host_nbytes = staging.host_nbytes();
+    input.nvme_states = {staging.file_nbytes, staging.staging_nbytes(), staging.host_nbytes()};
   };
   take();
   if (options.host_budget) {
@@ -122,6 +130,9 @@ MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::i
                         .accumulates = options.accumulates && !options.sum_in_own_type,
                         .unmanaged_nbytes = unmanaged_nbytes,
                         .host_page_nbytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE))};
+  if (partitions && options.sharding.parameter_home == Home::kNvme) {
+    plan_parameter_disk(options, input);
+  }
   if (options.optimizer_home == Home::kNvme) {
     plan_disk(options, input);
   }
