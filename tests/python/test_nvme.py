@@ -483,6 +483,7 @@ def begin(path: pathlib.Path, how: str = "for ever") -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # Ignored where tests run in the background.
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n", process.communicate()[1]
