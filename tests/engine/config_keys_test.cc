@@ -149,7 +149,7 @@ TEST(UnusedKeys, AreCheckedAndNotedWhereTheyAskForSomething) {
 TEST(KeyTypes, NamePathWantedAndValue) {
   expect_refused({
       {R"({"fp16": {"enabled": "false"}})", "fp16.enabled: wanted true or false, got \"false\""},
-      {R"({"fp16": {"enabled": 1}})", "fp16.enabled: wanted true or false, got 1"},
+      {R"({"fp16": {"enabled": 2}})", "fp16.enabled: wanted true or false, got 2"},
       {R"({"zero_optimization": {"reduce_bucket_size": 0}})",
        "zero_optimization.reduce_bucket_size: wanted a whole number of at least 1, got 0"},
       {R"({"zero_optimization": {"reduce_bucket_size": -1}})", "of at least 1, got -1"},
@@ -182,6 +182,11 @@ TEST(KeyTypes, NamePathWantedAndValue) {
       {R"({"optimizer": {"type": 3}})", "optimizer.type: wanted a text, got 3"},
       {R"({"fp16": {"initial_scale_power": 3000}})", "from 0 to 100, got 3000"},
   });
+}
+
+TEST(KeyTypes, TakeOneAndZeroAsBooleans) {
+  EXPECT_EQ(Config::from_text(R"({"fp16": {"enabled": 1}})").dtype, Dtype::kFp16);
+  EXPECT_EQ(Config::from_text(R"({"fp16": {"enabled": 0}})").dtype, Dtype::kFp32);
 }
 
 TEST(KeyTypes, TakeWholeFloatsAsIntegers) {
