@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import pathlib
 import signal
@@ -233,6 +235,13 @@ def test_everything_works_with_parameters_on_disk(tmp_path: pathlib.Path) -> Non
     assert list(disk.iterdir()) == []
 
 
+def parameters_on_device() -> int:
+    """What models that other tests left behind hold."""
+    gc.collect()
+    held = json.loads(pannier.core.call(torch.ops.pannier.device_memory))["by_owner"]
+    return int(held.get("parameters", {"current": 0})["current"])
+
+
 def test_parameters_are_read_for_forward_and_backward_and_written_once(tmp_path: pathlib.Path) -> None:
     """With two buffers, and no more memory on host and device than the plan names."""
     numel, width, depth = 12 << 20, 512, 48
@@ -250,7 +259,9 @@ def test_parameters_are_read_for_forward_and_backward_and_written_once(tmp_path:
     zero = resting(tmp_path, width * width) | {"stage3_prefetch_bucket_size": width * width}
     offload = home(tmp_path, 1, 1 << 20)
     settings = config(OPTIMIZERS["AdamW"][0], stage=3, dtype="bf16", zero=zero | {"offload_optimizer": offload})
+    others = parameters_on_device()
     engine = pannier.initialize(model=Deep(), config=settings)[0]
+    engine.reset_peak_memory()
     x = torch.ones(2, width, dtype=torch.bfloat16)
 
     def step() -> None:
@@ -268,7 +279,7 @@ def test_parameters_are_read_for_forward_and_backward_and_written_once(tmp_path:
     stats, plan = engine.memory_stats(), engine.plan()
     assert stats["host"]["peak"] == pytest.approx(plan["host"]["total"], rel=0.03)
     assert plan["host"]["parameters"] == 0
-    assert stats["device"]["by_owner"]["parameters"]["peak"] <= 1.03 * plan["device"]["parameters"] + (1 << 20)
+    assert stats["device"]["by_owner"]["parameters"]["peak"] - others <= 1.03 * plan["device"]["parameters"] + (1 << 20)
     engine.destroy()
 
 

@@ -134,6 +134,9 @@ void Agreement::agree(const std::string& name, const std::string& value) {
       throw CollectiveError(missing);
     }
   }
+  if (verdict != kSame) {
+    let_all_read(prefix);
+  }
   if (verdict.front() == '!') {
     throw ConfigError(verdict.substr(1));
   }
@@ -164,7 +167,27 @@ std::vector<std::string> Agreement::share_texts(const std::string& name, const s
   if (!missing.empty()) {
     throw CollectiveError(who_is_missing(operation, missing, timeout_));
   }
+  let_all_read(prefix);
   return texts;
+}
+
+// Rank 0 may be about to fail of what was said, and the store may end with it: it waits a little for those who read.
+void Agreement::let_all_read(const std::string& prefix) {
+  constexpr std::chrono::milliseconds kPatience{5000};
+  const std::string key = prefix + "read";
+  if (rank_ != 0) {
+    store_->add(key, 1);
+    return;
+  }
+  const auto deadline = GroupState::Clock::now() + std::min(timeout_, kPatience);
+  auto pause = std::chrono::milliseconds(1);
+  while (store_->add(key, 0) < world_size_ - 1 && GroupState::Clock::now() < deadline) {
+    const auto until = std::min(deadline, GroupState::Clock::now() + pause);
+    if (state_->wait(until, [] { return false; }) == GroupState::Outcome::kFailed) {
+      return;
+    }
+    pause = std::min(pause * 2, std::chrono::milliseconds(50));
+  }
 }
 
 std::string Agreement::judge(const std::string& prefix, const std::string& name, const std::string& value) {

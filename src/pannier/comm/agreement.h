@@ -39,6 +39,7 @@ class Agreement {
   /// came.
   bool await(const std::string& key, std::string& value, GroupState::Clock::time_point deadline,
              const std::string& operation);
+  void let_all_read(const std::string& prefix);
   [[nodiscard]] std::string judge(const std::string& prefix, const std::string& name, const std::string& value);
 
   std::unique_ptr<KeyValueStore> store_;
