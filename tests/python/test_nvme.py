@@ -506,7 +506,10 @@ def test_nothing_is_left_in_the_folder(how: str, tmp_path: pathlib.Path) -> None
     process = begin(tmp_path, "for ever" if how.startswith("SIG") else how)
     if how.startswith("SIG"):
         process.send_signal(getattr(signal, how))
-    process.communicate(timeout=60)
+    try:
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode == 0) == (how == "end")
     assert list(tmp_path.iterdir()) == []
 
