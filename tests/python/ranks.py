@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -92,6 +93,18 @@ def run(
         for process in processes:
             process.kill()
     return [ended[rank] for rank in range(world)]
+
+
+def run_and_kill(file: str, program: str, *arguments: str, after: float) -> None:
+    """Runs a program of `file` as the only rank, and kills it `after` seconds from its first line."""
+    process = subprocess.Popen(
+        [sys.executable, file, program, *arguments], env=environment(0, 1, free_port()), stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(after)
+    process.kill()
+    process.wait()
 
 
 def main(programs: dict[str, Program]) -> None:

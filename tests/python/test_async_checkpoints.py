@@ -229,22 +229,13 @@ def train_and_save_for_ever(rank: int, world: int, folder: str, on_disk: str) ->
 def test_killed_beside_training_the_last_one_loads(tmp_path: pathlib.Path) -> None:
     import os
     import random
-    import subprocess
-    import sys
-    import time
 
     draw = random.Random(3)
     engine = level_engine(str(tmp_path), on_disk=False)
     for number in range(int(os.environ.get("PANNIER_KILLS", "2"))):
-        process = subprocess.Popen(
-            [sys.executable, __file__, "train_and_save_for_ever", str(tmp_path), ("memory", "disk")[number % 2]],
-            env=ranks.environment(0, 1, ranks.free_port()),
-            stdout=subprocess.PIPE,
-        )
-        process.stdout.readline()
-        time.sleep(0.3 + 0.3 * draw.random())
-        process.kill()
-        process.wait()
+        where = ("memory", "disk")[number % 2]
+        after = 0.3 + 0.3 * draw.random()
+        ranks.run_and_kill(__file__, "train_and_save_for_ever", str(tmp_path), where, after=after)
         path, client_state = engine.load_checkpoint(tmp_path)
         assert path is not None and engine.global_steps == client_state["count"]
         first = engine.module.parts[0]

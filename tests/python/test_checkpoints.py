@@ -701,22 +701,12 @@ def save_for_ever(rank: int, world: int, folder: str) -> None:
 
 def test_killed_at_any_moment_of_saving_the_last_one_loads(tmp_path: pathlib.Path) -> None:
     import random
-    import subprocess
-    import time
 
     draw = random.Random(5)
     engine, *_ = pannier.initialize(model=torch.nn.Linear(300, 300), config=config(OPTIMIZERS["AdamW"][0]))
     kills = int(os.environ.get("PANNIER_KILLS", "6"))
     for _ in range(kills):
-        process = subprocess.Popen(
-            [sys.executable, __file__, "save_for_ever", str(tmp_path)],
-            env=ranks.environment(0, 1, ranks.free_port()),
-            stdout=subprocess.PIPE,
-        )
-        process.stdout.readline()
-        time.sleep(0.05 + 0.5 * draw.random())
-        process.kill()
-        process.wait()
+        ranks.run_and_kill(__file__, "save_for_ever", str(tmp_path), after=0.05 + 0.5 * draw.random())
         _, client_state = engine.load_checkpoint(tmp_path)
         assert set(engine.module.weight.flatten().tolist()) == {float(client_state["count"])}
         assert set(engine.module.bias.tolist()) == {float(client_state["count"])}
