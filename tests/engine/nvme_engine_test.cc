@@ -54,6 +54,19 @@ class Borrowed final : public Communicator {
 /// What rests on the disk; of states, whether they are updated beside the next forward, or on the device.
 enum class OnDisk { kStates, kParameters, kBoth, kStatesOverlapped, kStatesStreamed };
 
+// Calls until it ends well; how often it threw.
+int call_until_done(const std::function<void()>& call) {
+  for (int errors = 0; errors < 50; ++errors) {
+    try {
+      call();
+      return errors;
+    } catch (const IoError&) {
+      continue;
+    }
+  }
+  throw std::runtime_error("it never ends well");
+}
+
 // An engine over three parameters, whose gradients are what the step's number says.
 class Training {
  public:
@@ -96,6 +109,15 @@ class Training {
 
   void backward() {
     core_->tick_forward(0);
+    backward_of_this_forward();
+  }
+  // As backward(), calling tick_forward() until it ends well; how often it threw.
+  int backward_until_done() {
+    const int errors = call_until_done([&] { core_->tick_forward(0); });
+    backward_of_this_forward();
+    return errors;
+  }
+  void backward_of_this_forward() {
     ++num_backwards_;
     at::Tensor loss = at::zeros({});
     for (const at::Tensor& parameter : parameters_) {
@@ -125,6 +147,11 @@ class Training {
       }
     }
     throw std::runtime_error("step() never ends");
+  }
+  // A step on a disk that is well again; what was read ahead of it may still tell of an error.
+  void train_one_until_done() {
+    (void)backward_until_done();
+    (void)step_until_done();
   }
   std::vector<at::Tensor> bits() {
     core_->synchronize();
@@ -167,19 +194,6 @@ std::vector<at::Tensor> states_after(int num_steps) {
     bits.erase(bits.begin() + at);
   }
   return bits;
-}
-
-// Calls until it ends well; how often it threw.
-int call_until_done(const std::function<void()>& call) {
-  for (int errors = 0; errors < 50; ++errors) {
-    try {
-      call();
-      return errors;
-    } catch (const IoError&) {
-      continue;
-    }
-  }
-  throw std::runtime_error("it never ends well");
 }
 
 TEST(NvmeEngine, AnErrorBeforeTheFirstUpdateLeavesEverythingAsItWas) {
@@ -249,7 +263,7 @@ TEST_P(NvmeUpdates, AStepThatFailsInTheMiddleIsFinishedToTheSameBits) {
         }
       }
       disk.clear();
-      run.train(1);
+      run.train_one_until_done();
       EXPECT_TRUE(same(run.bits(), expected)) << static_cast<int>(kind.kind) << " after " << skip;
     }
     if (kind.kind == FaultKind::kShort) {
@@ -279,12 +293,11 @@ TEST(NvmeEngine, ParametersOnADiskThatFailsComeToTheSameBits) {
         fault.skip = skip;
         fault.times = 2;
         disk.add(fault);
-        num_errors += call_until_done([&] { run.core().tick_forward(0); });
-        run.backward();
+        num_errors += run.backward_until_done();
         num_errors += run.step_until_done();
         num_errors += call_until_done([&] { run.core().synchronize(); });
         disk.clear();
-        run.train(1);
+        run.train_one_until_done();
         EXPECT_TRUE(same(run.bits(), expected)) << static_cast<int>(kind.kind) << " after " << skip;
       }
       EXPECT_GE(num_errors, 1) << static_cast<int>(kind.kind);
@@ -313,7 +326,7 @@ TEST(NvmeEngine, AnOverlappedStepThatADiskStopsIsToldOfByTheNextCallAndFinished)
       num_errors += call_until_done([&] { run.core().tick_forward(0); });
       num_errors += call_until_done([&] { run.core().synchronize(); });
       disk.clear();
-      run.train(1);
+      run.train_one_until_done();
       EXPECT_TRUE(same(run.bits(), expected)) << static_cast<int>(kind.kind) << " after " << skip;
     }
     EXPECT_GE(num_errors, 1) << static_cast<int>(kind.kind);
