@@ -1,7 +1,7 @@
 """Saving and loading beside the disk itself: bytes a second of a checkpoint, and fio's sequential rates.
 
-`./dev bench checkpoint DIR`. Pairs in turn: a save and fio's write, a load and fio's read, of as many bytes in the same
-folder. Then a save beside training: how long the call takes, and how much longer the step after it.
+`./dev bench checkpoint DIR`. Pairs in turn: a save and fio's write of a new file, a load and fio's read, of as many bytes
+in the same folder. Then a save beside training: how long the call takes, and how much longer the step after it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import Any
 
 import torch
 
-from bench_nvme import Wide, written_file
+from bench_nvme import Wide
 from pairs import report
 
-PIECE, DEPTH = 1 << 20, 32
+PIECE, DEPTH = 8 << 20, 8  # As a checkpoint's.
 
 
 def fio_rate(path: pathlib.Path, nbytes: int, kind: str) -> float:
-    """Bytes a second of one pass over a file that was written before; a write ends with a sync."""
+    """Bytes a second of one pass. As a save does, a write makes a new file, in space set aside, and ends with a sync."""
+    if kind == "write":
+        path.unlink(missing_ok=True)
     command = [
         "fio", "--name=peer", "--thread", "--ioengine=io_uring", f"--filename={path}", f"--size={nbytes}", f"--bs={PIECE}",
-        f"--iodepth={DEPTH}", "--direct=1", f"--rw={kind}", "--overwrite=1", "--end_fsync=1", "--output-format=json",
+        f"--iodepth={DEPTH}", "--direct=1", f"--rw={kind}", "--fallocate=native", "--end_fsync=1", "--output-format=json",
     ]  # fmt: skip
     start = time.perf_counter()
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -84,7 +86,7 @@ def of(ours: list[float], fio: list[float]) -> dict[str, Any]:
 
 
 def measure(engine, folder: str, nbytes: int, pairs: int) -> dict[str, dict[str, Any]]:
-    peer = written_file(pathlib.Path(folder), nbytes)
+    peer = pathlib.Path(folder) / "peer"
     rates: dict[str, list[float]] = {"save": [], "write": [], "load": [], "read": []}
     engine.save_checkpoint(folder, tag="one")
     for _ in range(pairs):
