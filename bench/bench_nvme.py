@@ -1,6 +1,6 @@
 """The update of states on a disk beside the disk itself: bytes a second that a step moves, and fio's mixed rate.
 
-`./dev bench nvme --path DIR`. Pairs of a step and a run of fio, in turn, on files of the same size in the same folder, both written
+`./dev bench nvme DIR`. Pairs of a step and a run of fio, in turn, on files of the same size in the same folder, both written
 before; fio gets the engine's piece size, depth, huge pages and registered buffers.
 """
 
@@ -92,7 +92,7 @@ def say_update_cost(folder: pathlib.Path, mebibytes: int) -> None:
 
 def main(rest: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev bench nvme")
-    parser.add_argument("--path", type=pathlib.Path, help="a folder on the disk; default: a temporary one")
+    parser.add_argument("path", type=pathlib.Path, nargs="?", help="a folder on the disk; default: a temporary one")
     parser.add_argument("--mebi-parameters", type=int, default=96)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--buffer-mebibytes", type=int, default=20, help="of each of 5 staging buffers")
