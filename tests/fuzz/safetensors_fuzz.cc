@@ -1,4 +1,4 @@
-// Feeds the header's parser; the first byte chooses how much data the file claims to have.
+// Feeds the header's parser; the first byte chooses how much data the file claims to have. `./dev fuzz` starts from tests/fuzz/seeds.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
