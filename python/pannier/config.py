@@ -1,4 +1,4 @@
-"""Where a configuration comes from: a dict, a path, base64 text or `args.deepspeed_config`.
+"""Where a configuration comes from: a dict, a path, a text of JSON, plain or in base64, or `args.deepspeed_config`.
 
 Only finding the text happens here. Reading it, its defaults and its errors are the core's (pannier/engine/config.h);
 a dict is handed over as JSON, so the caller's own is never changed.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import enum
 import importlib.util
 import json
 import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def find(args: Any, config: Any, config_params: Any) -> tuple[str, str]:
         return _dumped(config), ""
     if isinstance(config, (str, os.PathLike)):
         return _read(os.fspath(config))
-    raise ConfigError(f"config must be a dict, a path or base64 text, not {type(config).__name__}")
+    raise ConfigError(f"config must be a dict, a path or a text of JSON, not {type(config).__name__}")
 
 
 def _dumped(config: Mapping[str, Any]) -> str:
@@ -129,17 +130,22 @@ def _dumped(config: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any, path: str) -> Any:
-    # What people put into dicts beside JSON's own types: numpy scalars, 0-d tensors, paths, mappings.
+    # What people put into dicts beside JSON's own types: numpy's numbers and arrays, tensors, enumerations, paths, and the
+    # mappings and lists of other configuration libraries.
     if isinstance(value, Mapping):
         return {key: _plain(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, path)
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{path}: NaN is not a value")
     if value is None or isinstance(value, (str, int, float)):
         return value
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [_plain(item, f"{path}.{index}") for index, item in enumerate(value)]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "tolist"):
+        return _plain(value.tolist(), path)
     if hasattr(value, "item"):
         try:
             return value.item()
@@ -151,19 +157,21 @@ def _plain(value: Any, path: str) -> Any:
 def _read(config: str) -> tuple[str, str]:
     if os.path.exists(config):
         try:
-            with open(config, encoding="utf-8") as file:
+            with open(config, encoding="utf-8-sig") as file:  # Some editors begin a file with a byte order mark.
                 return _from_hjson(file.read()), config
         except OSError as error:
             raise IoError(error.errno, f"cannot read the configuration: {error.strerror}", config) from None
         except UnicodeDecodeError:
             raise ConfigError(f"{config}: not a text file") from None
+    if config.lstrip().startswith(("{", "//", "/*")):
+        return _from_hjson(config), ""
     try:
-        text = base64.urlsafe_b64decode(config).decode("utf-8")
+        text = base64.urlsafe_b64decode(config).decode("utf-8-sig")
         json.loads(_without_comments(text))
     except RecursionError:
         raise ConfigError("config (base64): nested too deeply to be read") from None
     except (binascii.Error, UnicodeDecodeError, ValueError):
-        raise ConfigError(f"config is neither a file that exists nor base64 of JSON: {config!r}") from None
+        raise ConfigError(f"config is neither a file that exists nor JSON, plain or in base64: {config!r}") from None
     return text, "config (base64)"
 
 

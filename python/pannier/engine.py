@@ -30,6 +30,7 @@ from pannier.state_moves import StateMoves
 
 _log = logging.getLogger("pannier")
 _APPLIED = 1
+_PRE_HOOKS, _POST_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 
 
 def close_core(
@@ -61,6 +62,7 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         self.training = module.training
         self.optimizer = optimizer
         self.lr_scheduler: Any = None
+        self._scheduler_watch = lr_schedules.StepWatch()
         self.training_dataloader: Any = None
         self.collate_fn: Callable[[list[Any]], Any] | None = None
         self.global_rank = rank
@@ -74,7 +76,7 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         rule = "" if optimizer is None else groups.update_rule(optimizer.optimizer)
         # Only SGD has a momentum in its groups.
         self.fixed_values = fixed_by(rule, bool(rule) and "momentum_buffer" in core.call(handle.state_keys))
-        self._num_groups = 0 if optimizer is None else len(optimizer.param_groups)
+        self._known_groups = groups.KnownGroups(optimizer)
         optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self._places = Places(module, optimized)
         self._holding = ""  # The context that adds gradients up, while inside one.
@@ -139,10 +141,12 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
                 f"It is illegal to call Engine.step() inside {self._holding} context manager "
                 "(no_sync and coalesce_grad_reduction only add gradients up)"
             )
-        groups.require_known_groups(optimizer.param_groups, self._num_groups)
+        self._known_groups.require_unchanged(optimizer)
         self._places.require_unchanged()
         self._resolve_batch()
         self._step_applied = False
+        if self.is_gradient_accumulation_boundary():
+            optimizer.run_step_hooks(_PRE_HOOKS)
         numbers = hyperparameters(optimizer.param_groups, self.fixed_values)
         try:
             outcome = core.call(self.core.step, numbers)
@@ -152,6 +156,8 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
             return
         optimizer.mark_stepped()
         self._step_applied = outcome == _APPLIED
+        if self._step_applied:
+            optimizer.run_step_hooks(_POST_HOOKS)
         if self._step_applied and self.lr_scheduler is not None:
             self._step_scheduler(lr_kwargs or {})
 
@@ -425,7 +431,14 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
 
     def _step_scheduler(self, arguments: Mapping[str, Any]) -> None:
         if arguments or not lr_schedules.needs_arguments(self.lr_scheduler):
+            if self._scheduler_watch.before(self.lr_scheduler) and not self.said_once("lr_scheduler twice"):
+                _log.warning(
+                    "%s is stepped by the engine after each update and by the caller too, so it runs at twice the pace: "
+                    "leave out one of them (the engine leaves alone what initialize() is not given)",
+                    type(self.lr_scheduler).__name__,
+                )
             self.lr_scheduler.step(**arguments)
+            self._scheduler_watch.after(self.lr_scheduler)
         elif not self.said_once("lr_scheduler"):
             _log.warning(
                 "%s.step() needs arguments, so the engine does not call it: call it yourself, or pass them to "

@@ -11,6 +11,10 @@ from pannier.errors import ConfigError
 
 _REFUSED = ("amsgrad", "maximize", "differentiable")
 _SCALARS = ("lr", "eps", "weight_decay", "momentum", "dampening", "nesterov", "lr_decay", "bias_correction")
+_SWITCHES = ("nesterov", "bias_correction")
+_FROM_ZERO = ("eps", "weight_decay", "momentum", "lr_decay")  # A schedule may round an lr to just below 0.
+_ADAM = ("lr", "betas", "eps", "weight_decay")
+_NEEDED = {"Adam": _ADAM, "AdamW": _ADAM}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +25,20 @@ class Fixed:
     """Whether there are buffers for the momentum of SGD."""
     decoupled_weight_decay: bool | None = None
     """Whether the rule is AdamW or Adam; None for other rules."""
+    needed: tuple[str, ...] = ("lr",)
+    """What each group must have when a step reads it."""
 
 
 def fixed_by(rule: str, has_momentum: bool = True) -> Fixed:
     """What the core's update `rule` fixes."""
-    return Fixed(has_momentum, {"AdamW": True, "Adam": False}.get(rule))
+    return Fixed(has_momentum, {"AdamW": True, "Adam": False}.get(rule), _NEEDED.get(rule, ("lr",)))
 
 
 def hyperparameters(param_groups: Sequence[Mapping[str, Any]], fixed: Fixed) -> list[dict[str, float]]:
     """What the core reads of each group, as it is now. Raises for what can't be."""
+    for index, group in enumerate(param_groups):
+        if missing := [key for key in fixed.needed if key not in group]:
+            raise ConfigError(f"parameter group {index} has no {', '.join(missing)}")
     return [_read(f"parameter group {index}", group, fixed) for index, group in enumerate(param_groups)]
 
 
@@ -61,11 +70,14 @@ def _read(name: str, group: Mapping[str, Any], fixed: Fixed) -> dict[str, float]
 
 def _number(name: str, key: str, value: Any) -> float:
     try:
-        number = float(value) if not isinstance(value, str) else math.nan
+        is_other = isinstance(value, str) or (isinstance(value, bool) and key not in _SWITCHES)
+        number = math.nan if is_other else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(f"{name}: {key} must be a finite number, not {value!r}")
+    if key in _FROM_ZERO and number < 0:
+        raise ConfigError(f"{name}: {key} must be at least 0, not {value!r}")
     return number
 
 

@@ -15,6 +15,7 @@ from pannier.config import Config
 from pannier.descriptors import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, DeepSpeedCPULion, FusedAdam, FusedLion
 from pannier.errors import ConfigError, UsageError
 from pannier.group_values import require_valid_group
+from pannier.optimizer import Optimizer
 
 _SUPPORTED = (
     "torch.optim Adam, AdamW, SGD and Adagrad, and DeepSpeedCPUAdam, FusedAdam, DeepSpeedCPUAdagrad, "
@@ -27,11 +28,11 @@ def build_optimizer(
 ) -> torch.optim.Optimizer | None:
     """The optimizer that holds the groups: the caller's, the one its function returns, or one from the config."""
     if isinstance(client, torch.optim.Optimizer):
-        return client
+        return client.optimizer if isinstance(client, Optimizer) else client  # One that an earlier engine returned.
     section = config.value("optimizer")
     if client is None and not section:
         return None
-    given = list(named_params.values()) if model_parameters is None else list(_without_module(model_parameters))
+    given = list(named_params.values()) if model_parameters is None else _listed(model_parameters)
     if client is not None:
         if not callable(client):
             raise ConfigError(f"optimizer must be a torch optimizer or a function, not {type(client).__name__}")
@@ -47,8 +48,19 @@ def build_optimizer(
         raise ConfigError(f"optimizer: {_with_names(error, given, named_params)}") from None
 
 
-def _without_module(model_parameters: Any) -> Iterable[Any]:
-    return model_parameters.parameters() if isinstance(model_parameters, torch.nn.Module) else model_parameters
+def _listed(model_parameters: Any) -> list[Any]:
+    if isinstance(model_parameters, torch.nn.Module):
+        return list(model_parameters.parameters())
+    # A tensor would fall apart into its rows, and a dict into its keys.
+    if isinstance(model_parameters, (torch.Tensor, Mapping)) or not isinstance(model_parameters, Iterable):
+        raise ConfigError(
+            f"model_parameters must be parameters, or groups, in a list, not a {type(model_parameters).__name__}"
+        )
+    given = list(model_parameters)
+    for index, entry in enumerate(given):
+        if isinstance(entry, Mapping) and "params" not in entry:
+            raise ConfigError(f"model_parameters: group {index} has no params, only {', '.join(map(str, entry))}")
+    return given
 
 
 def _from_section(section: Mapping[str, Any], given: list[Any], config: Config) -> torch.optim.Optimizer:
@@ -124,6 +136,8 @@ def group_indices(optimizer: torch.optim.Optimizer | None, named_params: Mapping
     name_of = {id(param): name for name, param in named_params.items()}
     for index, group in enumerate(optimizer.param_groups):
         require_valid_group(f"parameter group {index}", group)
+        if float(group.get("lr", 0.0)) < 0:
+            raise ConfigError(f"parameter group {index}: lr must be at least 0, not {group['lr']!r}")
         for param in group["params"]:
             name = name_of.get(id(param))
             if name is None:
@@ -137,13 +151,35 @@ def group_indices(optimizer: torch.optim.Optimizer | None, named_params: Mapping
     return [index_of.get(id(param), -1) for param in named_params.values()]
 
 
-def require_known_groups(param_groups: Sequence[Mapping[str, Any]], count: int) -> None:
-    """Raises where groups were added or removed since `initialize`."""
-    if len(param_groups) != count:
-        raise UsageError(
-            f"the optimizer has {len(param_groups)} parameter groups, but had {count} at initialize(); "
-            "groups can't be added or removed while an engine manages them"
-        )
+class KnownGroups:
+    """Which parameters were in which group at `initialize`: a step trains those, whatever the groups hold by then."""
+
+    def __init__(self, optimizer: Optimizer | None) -> None:
+        self._members = [] if optimizer is None else _members_of(optimizer)
+
+    def require_unchanged(self, optimizer: Optimizer) -> None:
+        """Raises where groups or their parameters were added, removed or exchanged, or states were loaded past the engine."""
+        members = _members_of(optimizer)
+        if len(members) != len(self._members):
+            raise UsageError(
+                f"the optimizer has {len(members)} parameter groups, but had {len(self._members)} at initialize(); "
+                "groups can't be added or removed while an engine manages them"
+            )
+        for index, (now, then) in enumerate(zip(members, self._members, strict=True)):
+            if now != then:
+                raise UsageError(
+                    f"parameter group {index} does not hold the {len(then)} parameters that it held at initialize() "
+                    f"(it holds {len(now)}); destroy() the engine and initialize() again to train others"
+                )
+        if optimizer.optimizer.state:
+            raise UsageError(
+                f"the {type(optimizer.optimizer).__name__} that was given to initialize() has states of its own, which "
+                "the engine does not see; load states into the optimizer that initialize() returned"
+            )
+
+
+def _members_of(optimizer: Optimizer) -> list[list[int]]:
+    return [[id(param) for param in group["params"]] for group in optimizer.param_groups]
 
 
 def require_states(optimizer: torch.optim.Optimizer | None, named_params: Mapping[str, torch.nn.Parameter]) -> None:

@@ -47,7 +47,7 @@ def initialize(
         mpu: Must be None: model parallelism is not supported.
         dist_init_required: False: torch's process group must be there already.
         collate_fn: Makes a batch of a list of samples, for the loader.
-        config: A dict (never changed), a path, or base64 text of JSON.
+        config: A dict (never changed), a path, or a text of JSON, plain or in base64.
         mesh_param: Must be None: sequence parallelism is not supported.
         config_params: Another name of `config`.
 
@@ -181,13 +181,15 @@ def _build_scheduler(given: Any, optimizer: Optimizer, config: Config) -> Any:
     if given is not None and callable(given):
         built = given(optimizer)
         if built is not None:
-            _require_same_groups(built, optimizer)
+            _require_scheduler(built, optimizer)
         return built
     if given is not None:
-        _require_same_groups(given, optimizer)
+        _require_scheduler(given, optimizer)
         return given
     if config.torch_scheduler is not None:
         kind, params = config.torch_scheduler
+        if left := [key for key, value in params.items() if value == "auto"]:
+            raise ConfigError(f'scheduler.params.{left[0]}: still "auto", and {kind} needs to know; write a value')
         try:
             built = getattr(torch.optim.lr_scheduler, kind)(optimizer, **params)
         except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
@@ -204,7 +206,12 @@ def _build_scheduler(given: Any, optimizer: Optimizer, config: Config) -> Any:
     return lr_schedules.BY_NAME[section["type"]](optimizer, **(section.get("params") or {}))
 
 
-def _require_same_groups(scheduler: Any, optimizer: Optimizer) -> None:
+def _require_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigError(
+            f"lr_scheduler must be a scheduler, or a function of the optimizer that returns one; "
+            f"{type(scheduler).__name__} has no step()"
+        )
     # A scheduler of another optimizer would write into dicts that nobody reads.
     its_groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
     if its_groups is not None and {id(group) for group in its_groups}.isdisjoint(map(id, optimizer.param_groups)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,8 @@ import torch
 
 from pannier import core
 from pannier.errors import ConfigError, UsageError
+
+_log = logging.getLogger("pannier")
 
 LR_RANGE_TEST = "LRRangeTest"
 ONE_CYCLE = "OneCycle"
@@ -40,6 +43,15 @@ class LrSchedule:
         self.optimizer = optimizer
         self.org_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._schedule = core.new_schedule(self.kind, json.dumps(params), self.org_lrs)
+        total, warmup = params.get("total_num_steps"), params.get("warmup_num_steps", 1000)
+        if total is not None and total < warmup:
+            _log.warning(
+                "%s: total_num_steps %s is less than warmup_num_steps %s, so the lr falls to its end right after the "
+                "warm-up",
+                self.kind,
+                total,
+                warmup,
+            )
         # What was given can be read by its name, as with DeepSpeed's schedules.
         vars(self).update({key: value for key, value in params.items() if not hasattr(type(self), key)})
         self._last_lr: list[float] | None = None
@@ -200,6 +212,33 @@ def needs_arguments(scheduler: Any) -> bool:
     except (ValueError, AttributeError):
         return False
     return False
+
+
+class StepWatch:
+    """Notices a caller who steps the scheduler that the engine steps after each update too, so that it runs at twice the pace.
+
+    A single change between two of the engine's steps may be a resume; the same one twice in a row is a habit.
+    """
+
+    def __init__(self) -> None:
+        self._left_at: int | None = None
+        self._times = 0
+
+    def before(self, scheduler: Any) -> bool:
+        """Whether, just before the engine steps `scheduler`, it has become plain that the caller does too."""
+        at = _iteration(scheduler)
+        moved = at is not None and self._left_at is not None and at - self._left_at == 1
+        self._times = self._times + 1 if moved else 0
+        return self._times == 2
+
+    def after(self, scheduler: Any) -> None:
+        """Remembers where the engine left `scheduler`."""
+        self._left_at = _iteration(scheduler)
+
+
+def _iteration(scheduler: Any) -> int | None:
+    value = getattr(scheduler, "last_batch_iteration", getattr(scheduler, "last_epoch", None))
+    return value if isinstance(value, int) else None
 
 
 BY_NAME: dict[str, type[LrSchedule]] = {

@@ -103,7 +103,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, basic: torch.optim.Optimizer) -> None:
         super().__init__(basic.param_groups, basic.defaults)
-        self.param_groups = basic.param_groups
         self.optimizer = basic
         self.state_indices: dict[int, int] = {}
         self._engine: weakref.ref[Engine] | None = None
@@ -113,6 +112,26 @@ class Optimizer(torch.optim.Optimizer):
         """Connects to the engine. `state_indices` maps id(parameter) to the core's index where there are states."""
         self._engine = weakref.ref(engine)
         self.state_indices = state_indices
+
+    # torch's base class assigns the groups in its constructor. Afterwards they are the given optimizer's own, also where
+    # somebody assigns a new list to either, as torch's load_state_dict does.
+    @property  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimizer that was given."""
+        return self.optimizer.param_groups if self.__dict__.get("_is_bound") else self.__dict__["_first_groups"]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self.__dict__.get("_is_bound"):
+            self.optimizer.param_groups = groups
+        else:
+            self.__dict__["_first_groups"] = groups
+
+    def run_step_hooks(self, kind: str) -> None:
+        """Calls the step hooks of a kind, by torch's name of their dict: this optimizer's, and those of the one given."""
+        for optimizer in (self, self.optimizer):
+            for hook in list(getattr(optimizer, kind).values()):
+                hook(optimizer, (), {})
 
     def mark_stepped(self) -> None:
         """Leaves the mark by which torch's schedulers see that an optimizer was stepped before them."""
@@ -143,6 +162,8 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             raise UsageError("a closure is not supported; call backward() first")
         self.engine.step()
+
+    step.hooked = True  # type: ignore[attr-defined]  # The engine runs the hooks; torch would run them again.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The engine's `zero_grad()`."""

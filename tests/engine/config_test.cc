@@ -152,7 +152,8 @@ TEST(Config, RefusesAKeyThatOccursTwice) {
 TEST(Config, ReadsInfinityAsPythonWritesIt) {
   EXPECT_TRUE(std::isinf(Config::from_text("{\"steps_per_print\": Infinity}").steps_per_print.value()));
   EXPECT_THAT(error_of("{\"steps_per_print\": -Infinity}"), HasSubstr("got -Infinity"));
-  EXPECT_THAT(error_of("{\"gradient_clipping\": Infinity}"), HasSubstr("got Infinity"));
+  EXPECT_THAT(error_of("{\"gradient_predivide_factor\": Infinity}"), HasSubstr("got Infinity"));
+  EXPECT_EQ(Config::from_text("{\"gradient_clipping\": Infinity}").gradient_clipping, 0);
   EXPECT_EQ(Config::from_text("{\"steps_per_print\": 10, /* Infinity NaN */ \"log_level\": \"NaN \\\" Infinity\"}")
                 .steps_per_print,
             10);

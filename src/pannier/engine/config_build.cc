@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -172,7 +173,8 @@ Config build_config(const Values& values, const Json& root, Report& report) {
   check_zero(config.zero, knows_stage(values, root), report);
   config.optimizer = build_optimizer(values, root, report);
   config.scheduler = build_scheduler(values, root, report);
-  config.gradient_clipping = values.number("gradient_clipping");
+  const double clipping = values.number("gradient_clipping");
+  config.gradient_clipping = std::isinf(clipping) ? 0.0 : clipping;  // Nothing is above infinity.
   config.average_gradients = values.text("gradient_allreduce_op") == "mean";
   config.managed_gradient_accumulation = values.flag("managed_gradient_accumulation");
   config.steps_per_print = values.find<double>("steps_per_print");

@@ -54,7 +54,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"data_types.param_dtype", kText, kRefused},
     KeyRow{"data_types.buffer_dtype", kChoice, kSupported}.one_of("fp32|float32|fp16|float16|half|bf16|bfloat16"),
 
-    KeyRow{"gradient_clipping", kNumber, kSupported, "1.0"}.from(0).when_auto(kAlwaysNeeded),
+    KeyRow{"gradient_clipping", kNumber, kSupported, "1.0"}.from(0).infinite().when_auto(kAlwaysNeeded),
     KeyRow{"gradient_allreduce_op", kChoice, kSupported, "\"mean\""}.one_of("mean|sum"),
     KeyRow{"prescale_gradients", kBool, kIgnored, "false"},
     KeyRow{"gradient_predivide_factor", kNumber, kIgnored, "1.0"}.above(0),
