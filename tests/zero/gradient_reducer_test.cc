@@ -9,6 +9,19 @@
 namespace pannier {
 namespace {
 
+/// A store that lets go of what it takes at once, as one in host memory may.
+class LettingGo final : public GradientStore {
+ public:
+  void add(int /*parameter*/, at::Tensor gradient, bool /*last*/) override { gradient.zero_(); }
+  void flush(int /*bucket*/) override {}
+  [[nodiscard]] GradientView view(int /*parameter*/) override { return {}; }
+  [[nodiscard]] bool is_on_device(int /*parameter*/) const override { return false; }
+  void write(int /*parameter*/, const at::Tensor& /*flat*/) override {}
+  [[nodiscard]] at::Tensor read(int /*parameter*/) override { return {}; }
+  void drop(int /*parameter*/) override {}
+  void free_sent(bool /*wait*/) override {}
+};
+
 /// Three parameters of one element in buckets of their own, whose gradients are whatever the loss makes them.
 class GradientReducerTest : public testing::Test {
  protected:
@@ -104,6 +117,18 @@ TEST_F(GradientReducerTest, FindsTheFirstNonFiniteParameter) {
   const Verdict verdict = judge_->verdict();
   EXPECT_EQ(verdict.decision.num_nonfinite, 2);
   EXPECT_EQ(verdict.first_nonfinite_parameter, 1);
+}
+
+TEST_F(GradientReducerTest, JudgesAGradientBeforeTheStoreMayLetItGo) {
+  LettingGo store;
+  reducer_.reset();
+  reducer_ = std::make_unique<GradientReducer>(
+      GradientReducerParts{*device_, shards_, *buckets_, store, *communicator_, *judge_});
+  window({{0, 3.0F}, {1, 4.0F}});
+  reducer_->finish_window();
+  judge_->decide({});
+  EXPECT_EQ(judge_->verdict().decision.sum_of_squares, 25.0);
+  reducer_.reset();
 }
 
 TEST_F(GradientReducerTest, HooksAgainWhatLostItsNode) {

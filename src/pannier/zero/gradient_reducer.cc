@@ -195,17 +195,20 @@ void GradientReducer::close(int bucket) {
 }
 
 void GradientReducer::deliver(int bucket, std::vector<FlatGradient> gradients, bool last) {
+  // Judged before the store takes any: taking one, it may let go of another that has arrived on the host.
   std::vector<GradientRun> leaving;
-  for (FlatGradient& gradient : gradients) {
+  for (const FlatGradient& gradient : gradients) {
     const at::Tensor& values = gradient.values;
     if (is_judged_early(values, gradient.parameter, last)) {
       leaving.push_back({values.data_ptr(), grad_type_of(values.scalar_type()), values.numel(), gradient.parameter});
     }
-    store_.add(gradient.parameter, std::move(gradient.values), last);
   }
   judge_.add(leaving);
   for (const GradientRun& run : leaving) {
     judged_[static_cast<std::size_t>(run.parameter)] = true;
+  }
+  for (FlatGradient& gradient : gradients) {
+    store_.add(gradient.parameter, std::move(gradient.values), last);
   }
   store_.flush(bucket);
   if (closed_) {

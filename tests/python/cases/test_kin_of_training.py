@@ -65,6 +65,34 @@ def test_norm_is_that_of_the_last_whole_window() -> None:
         assert norms == [None, 4.0, 4.0]
 
 
+class Parts(nn.Module):
+    """Parameters of several sizes, any of which a forward may leave out; the gradient of each is its number from 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(n)) for n in (17, 129, 129, 1000)])
+
+    def forward(self, unused: int) -> torch.Tensor:
+        return sum((i + 1) * part.sum() for i, part in enumerate(self.parts) if i != unused)
+
+
+@pytest.mark.parametrize("unused_in", [0, 1])
+def test_norm_counts_what_takes_part_in_one_micro_batch_only(unused_in: int) -> None:
+    for stage, dev in matrix():
+        for unused in range(4):
+            model = Parts()
+            engine = start(model, cfg(stage=stage, dev=dev, gas=2, opt={"type": "SGD", "params": {"lr": 1.0}}))
+            for micro in range(2):
+                engine.backward(engine(unused if micro == unused_in else -1))
+                engine.step()
+            gradients = [(i + 1) * (0.5 if i == unused else 1.0) for i in range(4)]
+            square = sum(part.numel() * gradient**2 for part, gradient in zip(Parts().parts, gradients, strict=True))
+            assert engine.get_global_grad_norm() == pytest.approx(math.sqrt(square), rel=1e-9), (stage, dev, unused)
+            for i, gradient in enumerate(gradients):
+                assert set(weight(engine, f"parts.{i}")) == {-gradient}
+            engine.destroy()
+
+
 def test_closing_a_window_by_hand_does_not_shift_the_next() -> None:
     for engine in engines(gas=4):
         engine.set_gradient_accumulation_boundary(True)
