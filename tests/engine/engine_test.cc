@@ -181,8 +181,9 @@ TEST(Engine, GroupsHaveTheirOwnValues) {
   kernels::Hyperparameters moving;
   moving.lr = 0.1;
   const auto parameters = model->parameters();
-  const auto engine = initialize(model, Config::from_text(config_text("cpu", 2)),
-                                 {{{parameters[0], parameters[1]}, still}, {{parameters[2], parameters[3]}, moving}});
+  const auto engine =
+      initialize(model, Config::from_text(config_text("cpu", 2)),
+                 {.groups = {{{parameters[0], parameters[1]}, still}, {{parameters[2], parameters[3]}, moving}}});
   const at::Tensor first = parameters[0].detach().clone();
   const at::Tensor third = parameters[2].detach().clone();
   for (int i = 0; i < 2; ++i) {
@@ -197,9 +198,9 @@ TEST(Engine, RefusesWhatCannotBe) {
   auto model = make_model();
   const Config config = Config::from_text(config_text("cpu", 2));
   EXPECT_THROW((void)initialize(std::shared_ptr<torch::nn::Module>(), config), ConfigError);
-  EXPECT_THROW((void)initialize(model, config, {{{at::ones({2})}, {}}}), ConfigError);
+  EXPECT_THROW((void)initialize(model, config, {.groups = {{{at::ones({2})}, {}}}}), ConfigError);
   const auto twice = model->parameters()[0];
-  EXPECT_THROW((void)initialize(model, config, {{{twice, twice}, {}}}), ConfigError);
+  EXPECT_THROW((void)initialize(model, config, {.groups = {{{twice, twice}, {}}}}), ConfigError);
   const auto engine = initialize(model, config);
   EXPECT_THROW((void)initialize(model, config), ConfigError);
   EXPECT_THROW((void)engine->step(), ConfigError);

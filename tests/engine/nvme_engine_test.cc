@@ -10,6 +10,7 @@
 #include "pannier/engine/engine_core.h"
 #include "pannier/io/extent_file.h"
 #include "pannier/io/faulty_disk.h"
+#include "tests/comm/borrowed.h"
 #include "tests/comm/run_ranks.h"
 #include "tests/io/temporary_folder.h"
 
@@ -20,36 +21,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kNumel = 9'001;
-
-// A rank's communicator, which its group keeps.
-class Borrowed final : public Communicator {
- public:
-  explicit Borrowed(Communicator& own) : own_(own) {}
-  [[nodiscard]] int rank() const noexcept override { return own_.rank(); }
-  [[nodiscard]] int world_size() const noexcept override { return own_.world_size(); }
-  [[nodiscard]] std::unique_ptr<PendingExchange> exchange(const Label& label, ExchangeBuffers buffers) override {
-    return own_.exchange(label, std::move(buffers));
-  }
-  void sum(std::span<std::int64_t> values) override { own_.sum(values); }
-  void broadcast(const at::Tensor& tensor, int root) override { own_.broadcast(tensor, root); }
-  void agree(const std::string& name, const std::string& value) override { own_.agree(name, value); }
-  [[nodiscard]] std::vector<std::string> share_texts(const std::string& name, const std::string& text) override {
-    return own_.share_texts(name, text);
-  }
-  [[nodiscard]] std::unique_ptr<TextChannel> open_channel(const std::string& name) override {
-    return own_.open_channel(name);
-  }
-  void report_failure(const std::string& message) override { own_.report_failure(message); }
-  void check() override { own_.check(); }
-  void explain_failures(std::function<std::string(const std::string& message)> explain) override {
-    own_.explain_failures(std::move(explain));
-  }
-  [[nodiscard]] WireBytes wire_bytes() const override { return own_.wire_bytes(); }
-  void close() override { own_.close(); }
-
- private:
-  Communicator& own_;
-};
 
 /// What rests on the disk; of states, whether they are updated beside the next forward, or on the device.
 enum class OnDisk { kStates, kParameters, kBoth, kStatesOverlapped, kStatesStreamed };
@@ -102,7 +73,7 @@ class Training {
     inputs.disk_hook = hook;
     const int world = communicator == nullptr ? 1 : communicator->world_size();
     if (communicator != nullptr) {
-      inputs.communicator = std::make_unique<Borrowed>(*communicator);
+      inputs.communicator = std::make_unique<testing::Borrowed>(*communicator);
     }
     core_ = std::make_unique<EngineCore>(config, std::move(inputs), config.resolve_batch(world, std::nullopt));
   }

@@ -1,4 +1,5 @@
-// Feeds the parsers of manifests and of shares. A manifest's checksum is mended first, so that what it guards is reached.
+// Feeds the parsers of manifests and of shares. A manifest's checksum is mended first, so that what it guards is
+// reached.
 // `./dev fuzz` starts from tests/fuzz/seeds.
 #include <fmt/format.h>
 

@@ -1,4 +1,5 @@
-// Feeds the header's parser; the first byte chooses how much data the file claims to have. `./dev fuzz` starts from tests/fuzz/seeds.
+// Feeds the header's parser; the first byte chooses how much data the file claims to have. `./dev fuzz` starts from
+// tests/fuzz/seeds.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

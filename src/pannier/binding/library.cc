@@ -11,6 +11,7 @@
 #include "pannier/engine/metrics.h"
 #include "pannier/hardware/host_report.h"
 #include "pannier/plan/state_estimates.h"
+#include "pannier/tier/refusing_storage.h"
 
 namespace pannier::binding {
 namespace {
@@ -32,17 +33,6 @@ std::string host_report_text() {
     text += fmt::format("{:<24} {}{}{}\n", line.name, line.value, line.advice.empty() ? "" : "   <- ", line.advice);
   }
   return text;
-}
-
-// The tensor keeps its shape; who reads it is told `message`. Views of it keep the memory.
-void take_memory(const at::Tensor& tensor, const std::string& message) {
-  const auto storage =
-      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(),
-                                            at::DataPtr(nullptr, tensor.device()), nullptr, false);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-  impl->set_allow_tensor_metadata_change(true);
-  impl->set_storage_keep_dtype(c10::Storage(storage));
 }
 
 Numbers scaler_state(const LossScalerState& state) {

@@ -26,11 +26,38 @@ std::vector<double> lrs_of(const std::vector<kernels::Hyperparameters>& groups) 
   return lrs;
 }
 
-// Names every parameter once, by the first of its names, and finds its group.
-EngineInputs inputs_of(const torch::nn::Module& module, const Config& config, const std::vector<ParameterGroup>& groups,
-                       std::unique_ptr<Communicator> communicator) {
+std::vector<const torch::nn::Module*> addresses_of(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  std::vector<const torch::nn::Module*> addresses;
+  for (const auto& module : modules) {
+    addresses.push_back(module.get());
+  }
+  return addresses;
+}
+
+// Every parameter once, by the first of its names.
+std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& module) {
+  std::vector<NamedTensor> distinct;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      distinct.push_back({item.key(), item.value()});
+    }
+  }
+  return distinct;
+}
+
+std::vector<std::vector<std::int64_t>> units_in(const torch::nn::Module& module, const InitializeOptions& options) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& named : distinct_parameters(module)) {
+    parameters.push_back(named.tensor);
+  }
+  return parameters_of_units(module, addresses_of(options.units), parameters);
+}
+
+// Names every parameter and finds its group.
+EngineInputs inputs_of(const torch::nn::Module& module, const Config& config, InitializeOptions& options) {
+  const std::vector<ParameterGroup>& groups = options.groups;
   EngineInputs inputs;
-  inputs.communicator = std::move(communicator);
   std::unordered_map<const c10::TensorImpl*, int> group_of;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     inputs.groups.push_back(groups[g].hyper);
@@ -41,20 +68,23 @@ EngineInputs inputs_of(const torch::nn::Module& module, const Config& config, co
       }
     }
   }
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    const auto* identity = item.value().unsafeGetTensorImpl();
-    if (seen.insert(identity).second) {
-      const auto group = group_of.extract(identity);
-      inputs.names.push_back(item.key());
-      inputs.parameters.push_back(item.value());
-      inputs.group_of.push_back(group.empty() ? -1 : group.mapped());
-    }
+  for (const auto& [name, parameter] : distinct_parameters(module)) {
+    const auto group = group_of.extract(parameter.unsafeGetTensorImpl());
+    inputs.names.push_back(name);
+    inputs.parameters.push_back(parameter);
+    inputs.group_of.push_back(group.empty() ? -1 : group.mapped());
   }
   if (!group_of.empty()) {
     throw ConfigError(fmt::format("{} of the given parameters are not the module's", group_of.size()));
   }
   inputs.buffers = module.buffers();
+  if (!options.units.empty()) {
+    inputs.units = units_in(module, options);
+  }
+  if (options.init) {
+    inputs.shares = options.init->shares_of(inputs.parameters);
+  }
+  inputs.communicator = options.init ? options.init->take_communicator() : std::move(options.communicator);
   if (config.optimizer) {
     inputs.algorithm = config.optimizer->algorithm;
     inputs.initial_accumulator_value = config.optimizer->initial_accumulator_value;
@@ -62,8 +92,13 @@ EngineInputs inputs_of(const torch::nn::Module& module, const Config& config, co
   return inputs;
 }
 
-BatchSizes batch_of(const Config& config, const std::unique_ptr<Communicator>& communicator) {
-  const int world_size = communicator == nullptr ? 1 : communicator->world_size();
+BatchSizes batch_of(const Config& config, const InitializeOptions& options) {
+  if (options.init && options.communicator != nullptr) {
+    throw ConfigError("initialize() was given ranks twice: by `communicator` and by `init`");
+  }
+  const int world_size = options.init                      ? options.init->world_size()
+                         : options.communicator == nullptr ? 1
+                                                           : options.communicator->world_size();
   const BatchSizes batch = config.resolve_batch(world_size, std::nullopt);
   if (!batch.complete) {
     throw ConfigError("train_micro_batch_size_per_gpu is \"auto\", which needs a data loader; write the number");
@@ -87,15 +122,18 @@ std::vector<kernels::Hyperparameters> hyper_of(const std::vector<ParameterGroup>
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups,
-               std::unique_ptr<Communicator> communicator)
+Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, InitializeOptions options)
     : module_(std::move(module)),
-      hyper_(hyper_of(groups)),
+      hyper_(hyper_of(options.groups)),
       schedule_(config.scheduler ? std::optional<Schedule>(std::in_place, config.scheduler->type,
                                                            config.scheduler->options, lrs_of(hyper_))
                                  : std::nullopt),
-      batch_(batch_of(config, communicator)),
-      core_(config, inputs_of(*module_, config, groups, std::move(communicator)), batch_) {
+      batch_(batch_of(config, options)),
+      core_(config, inputs_of(*module_, config, options), batch_),
+      units_(core_, *module_, addresses_of(options.units)) {
+  if (core_.overlaps() && !options.units.empty()) {
+    core_.set_units(units_in(*module_, options));
+  }
   use_schedule();
 }
 
@@ -154,12 +192,12 @@ c10::Device training_device(const Config& config) {
 }
 
 std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,
-                                   std::vector<ParameterGroup> groups, std::unique_ptr<Communicator> communicator) {
+                                   InitializeOptions options) {
   if (module == nullptr) {
     throw ConfigError("initialize() needs a module");
   }
-  groups = or_default(*module, config, std::move(groups));
-  auto engine = std::make_unique<Engine>(std::move(module), config, std::move(groups), std::move(communicator));
+  options.groups = or_default(*module, config, std::move(options.groups));
+  auto engine = std::make_unique<Engine>(std::move(module), config, std::move(options));
   for (const auto& note : config.notes) {
     log::info(note);
   }

@@ -16,6 +16,8 @@
 
 #include "pannier/engine/config.h"
 #include "pannier/engine/engine_core.h"
+#include "pannier/engine/unit_runs.h"
+#include "pannier/engine/zero_init.h"
 #include "pannier/optim/schedule.h"
 
 namespace torch::nn {
@@ -30,12 +32,24 @@ struct ParameterGroup {
   kernels::Hyperparameters hyper;
 };
 
+/// What initialize() may be given beside the model.
+struct InitializeOptions {
+  /// Empty: all parameters that require a gradient are one group.
+  std::vector<ParameterGroup> groups = {};
+  /// The ranks that train together (make_c10d_communicator()); null: this process alone, or those of `init`.
+  std::unique_ptr<Communicator> communicator = nullptr;
+  /// Parts of the model that its forward runs with run_unit(), in the order in which they run. With stage 3 and with
+  /// "overlap_step" only the parameters of the units that run, and of the next ones, are in place.
+  std::vector<std::shared_ptr<torch::nn::Module>> units = {};
+  /// What the model was partitioned with while it was built; its ranks are those that train.
+  std::optional<ZeroInit> init = std::nullopt;
+};
+
 /// Trains one module. One thread at a time; the module must outlive nothing: the engine shares it.
 class Engine {
  public:
   /// See initialize().
-  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, std::vector<ParameterGroup> groups,
-         std::unique_ptr<Communicator> communicator);
+  Engine(std::shared_ptr<torch::nn::Module> module, const Config& config, InitializeOptions options);
 
   /// Says that the module's forward is about to run a part of it, such as a transformer's block: `index` counts them
   /// from 1 in the order in which they run; 0 is the forward itself. Without it optimizer states that travel to the
@@ -43,7 +57,8 @@ class Engine {
   /// not depend on it. With "overlap_step" it also waits for the parameters that the unit reads (core().set_units();
   /// else all), so begin_unit(0) must come before each forward: parameters that are not in place throw when they are
   /// read. The same holds for parameters that are partitioned or offloaded (stage 3), which are all whole from
-  /// begin_unit(0) to the step.
+  /// begin_unit(0) to the step. A model whose units were given to initialize() runs them with run_unit() instead, which
+  /// calls this.
   void begin_unit(int index) { core_.tick_forward(index); }
 
   /// Runs backward from a loss of one element; gradients go to the engine. Returns the loss divided by the accumulation
@@ -83,6 +98,7 @@ class Engine {
   std::optional<Schedule> schedule_;
   BatchSizes batch_;  ///< As the core starts.
   EngineCore core_;
+  UnitTable units_;
 };
 
 /// Where the configuration wants a model trained ("pannier.device"): this process's GPU (LOCAL_RANK says which) where
@@ -90,22 +106,18 @@ class Engine {
 /// and torch sees no GPU.
 [[nodiscard]] c10::Device training_device(const Config& config);
 
-/// Makes an engine for `module` with the optimizer and schedule of the configuration. Without `groups`, all parameters
-/// that require a gradient are one group. The module's parameters become views of the engine's buckets, in the
-/// configured type. `communicator`: the ranks that train together (make_c10d_communicator()); null: this process alone.
-/// Throws ConfigError, OutOfMemoryError or CollectiveError before anything is changed.
+/// Makes an engine for `module` with the optimizer and schedule of the configuration. The module's parameters become
+/// views of the engine's buckets, in the configured type. Throws ConfigError, OutOfMemoryError or CollectiveError
+/// before anything is changed.
 [[nodiscard]] std::unique_ptr<Engine> initialize(std::shared_ptr<torch::nn::Module> module, const Config& config,
-                                                 std::vector<ParameterGroup> groups = {},
-                                                 std::unique_ptr<Communicator> communicator = nullptr);
+                                                 InitializeOptions options = {});
 
 /// The same for a module holder, such as those that TORCH_MODULE makes.
 template <class Holder>
   requires requires(const Holder& holder) { holder.ptr(); }
 [[nodiscard]] std::unique_ptr<Engine> initialize(const Holder& holder, const Config& config,
-                                                 std::vector<ParameterGroup> groups = {},
-                                                 std::unique_ptr<Communicator> communicator = nullptr) {
-  return initialize(std::shared_ptr<torch::nn::Module>(holder.ptr()), config, std::move(groups),
-                    std::move(communicator));
+                                                 InitializeOptions options = {}) {
+  return initialize(std::shared_ptr<torch::nn::Module>(holder.ptr()), config, std::move(options));
 }
 
 }  // namespace pannier

@@ -1,12 +1,12 @@
 #include "pannier/tier/released_parameters.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/StorageImpl.h>
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "pannier/base/error.h"
+#include "pannier/tier/refusing_storage.h"
 
 namespace pannier {
 
@@ -30,11 +30,9 @@ const c10::Storage& ReleasedParameters::refusing_storage(int parameter) {
   c10::Storage& storage = refusing_[static_cast<std::size_t>(parameter)];
   if (!storage) {
     const c10::Storage& real = parameters_.storage(parameter);
-    // Of the real one's size, so that views of the parameter can be made; without memory.
-    storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), real.nbytes(),
-                                                                 at::DataPtr(nullptr, real.device()), nullptr, false));
-    storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        fmt::format("parameter {} was read {}", parameters_.name(parameter), messages_.read));
+    storage =
+        make_refusing_storage(real.nbytes(), real.device(),
+                              fmt::format("parameter {} was read {}", parameters_.name(parameter), messages_.read));
   }
   return storage;
 }
