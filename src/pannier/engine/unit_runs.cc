@@ -57,14 +57,14 @@ class Backward : public std::enable_shared_from_this<Backward> {
   Backward(std::weak_ptr<EngineCore*> owner, int unit) : owner_(std::move(owner)), unit_(unit) {}
 
   void begin() {
-    if (const auto owner = owner_.lock(); owner != nullptr && !is_open_) {
+    if (const auto owner = owner_.lock(); owner != nullptr && !(*owner)->closed() && !is_open_) {
       is_open_ = true;
       (*owner)->begin_unit_backward(unit_);
     }
   }
   // No node of its backward is left that could read a parameter.
   void end() {
-    if (const auto owner = owner_.lock(); owner != nullptr && is_open_) {
+    if (const auto owner = owner_.lock(); owner != nullptr && !(*owner)->closed() && is_open_) {
       is_open_ = false;
       (*owner)->end_unit_backward(unit_);
     }
@@ -195,7 +195,7 @@ UnitRun::UnitRun(const torch::nn::Module& module) {
     owner_ = found->second.owner.lock();
     unit_ = found->second.unit;
   }
-  if (owner_ == nullptr) {
+  if (owner_ == nullptr || (*owner_)->closed()) {
     return;
   }
   (*owner_)->tick_forward(unit_);
