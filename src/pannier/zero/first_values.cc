@@ -33,6 +33,7 @@ void place_frozen(Parts& parts, Communicator& communicator) {
     });
     parts.residence->keep(b);
     parts.residence->let_rest(b);
+    parts.residence->settle(b);  // The device holds one bucket of them at a time.
   }
 }
 
