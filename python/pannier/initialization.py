@@ -84,6 +84,9 @@ def initialize(
         for index, (param, group) in enumerate(zip(params.values(), group_of, strict=True))
         if group >= 0 and param.requires_grad
     }
+    # Frozen parameters are partitioned as trained ones.
+    partitions = basic is not None and read.zero_optimization_stage() == 3
+    placed = range(len(params)) if partitions else trained
     groups.require_states(basic, params)
     with groups.restored_on_failure(basic):
         wrapped = None if basic is None else Optimizer(basic)
@@ -101,7 +104,7 @@ def initialize(
                 list(model.buffers()),
                 device,
                 sharded.parameters_of_units(model, list(params.values())),
-                early.shares_of(list(params.values()), trained),
+                early.shares_of(list(params.values()), placed),
                 comm.engine_group(device or _device_of(params), read.config["pannier"]["collective_timeout"]),
             )
             early.forget(params.values())

@@ -70,11 +70,11 @@ def _status(param: torch.nn.Parameter, index: int) -> ZeroParamStatus:
 
 
 def _persists(param: torch.nn.Parameter, index: int) -> bool:
-    # Whether a parameter stays whole on the device: small ones do, and frozen ones.
+    # Whether a parameter stays whole on the device: small ones do.
     owner = managed.owner_of(param)
     if owner is None:
         return False
-    return not param.requires_grad or param.numel() <= owner[0].zero_param_persistence_threshold()
+    return param.numel() <= owner[0].zero_param_persistence_threshold()
 
 
 def _all_gather(param: torch.nn.Parameter, index: int) -> Any:

@@ -80,6 +80,64 @@ TEST(Engine, ParametersThatRestInHostMemoryChangeNoBitAndAreRefusedOutsideOfAFor
   }
 }
 
+// A frozen layer of another type between trained ones.
+class WithFrozen : public torch::nn::Module {
+ public:
+  WithFrozen() {
+    torch::manual_seed(1);
+    first_ = register_module("first", torch::nn::Linear(8, 128));
+    base_ = register_parameter("base", at::randn({128, 128}).to(at::kBFloat16), /*requires_grad=*/false);
+    last_ = register_module("last", torch::nn::Linear(128, 1));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return last_(at::matmul(first_(x).to(at::kBFloat16), base_).to(at::kFloat));
+  }
+  [[nodiscard]] const at::Tensor& base() const { return base_; }
+
+ private:
+  torch::nn::Linear first_{nullptr};
+  at::Tensor base_;
+  torch::nn::Linear last_{nullptr};
+};
+
+TEST(Engine, AFrozenParameterRestsWhereParametersDoAndStaysAsItWas) {
+  const auto run = [](int stage, const std::string& param_home) {
+    const auto model = std::make_shared<WithFrozen>();
+    const at::Tensor given = model->base().clone();
+    const auto engine = initialize(
+        model, Config::from_text(fmt::format(
+                   R"({{"train_batch_size": 2, "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
+        "zero_optimization": {{"stage": {}, "offload_param": {{"device": "{}"}}, "stage3_param_persistence_threshold": 200}}}})",
+                   stage, param_home)));
+    const std::size_t resting =
+        engine->core().device().memory().current_by_owner[static_cast<std::size_t>(Owner::kParameters)];
+    EXPECT_EQ(engine->core().plan().host_parameters >= given.nbytes(), param_home == "cpu");
+    if (param_home == "cpu") {
+      EXPECT_ANY_THROW((void)model->base().sum());
+      EXPECT_LT(resting, given.nbytes());
+    }
+    torch::manual_seed(2);
+    for (int i = 0; i < 3; ++i) {
+      engine->begin_unit(0);
+      (void)engine->backward(model->forward(at::randn({2, 8})).pow(2).mean());
+      (void)engine->step();
+    }
+    engine->core().hold({0, 1, 2, 3, 4});
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& parameter : model->parameters()) {
+      all.push_back(parameter.detach().clone());
+    }
+    EXPECT_TRUE(at::equal(model->base(), given));
+    engine->core().let_go({0, 1, 2, 3, 4}, std::nullopt);
+    return all;
+  };
+  const auto expected = run(2, "none");
+  const auto actual = run(3, "cpu");
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::equal(expected[i], actual[i])) << i;
+  }
+}
+
 TEST(Engine, Fp32IsTheReferenceArithmeticBitForBit) {
   for (const std::string home : {"none", "cpu"}) {
     auto model = make_model();

@@ -46,6 +46,25 @@ TEST(BucketLayout, NeverMixesGroupsAndPutsTheLastGroupLast) {
   EXPECT_EQ(layout.segment_of(0).offset, 64);
 }
 
+TEST(BucketLayout, FurtherParametersComeInBucketsOfTheirOwn) {
+  const std::vector<std::int64_t> numels{10, 20, 30};
+  const std::vector<int> groups{1, kLastGroup, 2};
+  const BucketLayout first(numels, {}, groups);
+  const BucketLayout all = first.followed_by(std::vector<std::int64_t>{40, 50, 60}, {}, std::vector<int>{1, 1, kLastGroup});
+  ASSERT_EQ(all.num_parameters(), 6);
+  ASSERT_EQ(all.num_buckets(), first.num_buckets() + 2);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(all.bucket_of(i), first.bucket_of(i));
+    EXPECT_EQ(all.segment_of(i).offset, first.segment_of(i).offset);
+  }
+  EXPECT_EQ(all.bucket_of(3), 3);  // Not with those of its group that were there before.
+  EXPECT_EQ(all.bucket_of(4), 3);
+  EXPECT_EQ(all.segment_of(4).parameter, 4);
+  EXPECT_EQ(all.bucket_of(5), 4);
+  EXPECT_EQ(all.group_of(3), 1);
+  EXPECT_EQ(all.group_of(4), kLastGroup);
+}
+
 TEST(BucketLayout, AcceptsNoParameters) {
   const BucketLayout layout({}, {});
   EXPECT_EQ(layout.num_buckets(), 0);

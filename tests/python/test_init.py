@@ -105,7 +105,8 @@ def access(rank: int, world: int) -> Any:
     engine, _, _, _ = pannier.initialize(model=model, config=settings())
     result["kept"] = [early.is_partitioned(param) for param in params].count(True)
     result["given"] = bool((pannier.safe_get_full_fp32_param(model.shift) == 3.0).all())
-    result["frozen"] = bool(torch.equal(model.blocks[0].frozen.weight, whole.blocks[0].frozen.weight))
+    with pannier.zero.GatheredParameters([model.blocks[0].frozen.weight]):
+        result["frozen"] = bool(torch.equal(model.blocks[0].frozen.weight, whole.blocks[0].frozen.weight))
     engine.destroy()
     return result
 

@@ -78,8 +78,10 @@ def train(
 
 
 def masters(engine: pannier.Engine, model: Zoo) -> dict[str, torch.Tensor]:
+    with pannier.zero.GatheredParameters([model.frozen]):
+        frozen = model.frozen.detach().clone()
     return {
-        name: param.detach() if name == "frozen" else pannier.safe_get_full_fp32_param(param)
+        name: frozen if name == "frozen" else pannier.safe_get_full_fp32_param(param)
         for name, param in model.named_parameters()
     }
 

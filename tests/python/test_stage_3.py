@@ -77,8 +77,10 @@ def settings(**options: Any) -> dict[str, Any]:
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Masters, and what is not trained."""
+    with pannier.zero.GatheredParameters([param for param in model.parameters() if not param.requires_grad]):
+        frozen = {name: param.detach().clone() for name, param in model.named_parameters() if not param.requires_grad}
     return {
-        name: pannier.safe_get_full_fp32_param(param) if param.requires_grad else param.detach()
+        name: frozen[name] if name in frozen else pannier.safe_get_full_fp32_param(param)
         for name, param in model.named_parameters()
     }
 

@@ -20,14 +20,14 @@ class ParameterShardsTest : public testing::TestWithParam<Home> {
     if (GetParam() == Home::kNvme) {
       shards_ = make_nvme_shards();
     } else {
-      shards_ = GetParam() == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, at::kFloat, numels_)
-                                          : make_device_shards(*device_, at::kFloat, numels_);
+      shards_ = GetParam() == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, shards_of_type(at::kFloat, numels_))
+                                          : make_device_shards(*device_, shards_of_type(at::kFloat, numels_));
     }
   }
   std::unique_ptr<NvmeShards> make_nvme_shards() {
     constexpr std::size_t kTwoBlocks = 2 * 4 * static_cast<std::size_t>(kBlockNumel);
     return std::make_unique<NvmeShards>(
-        *device_, memory_, up_, down_, at::kFloat, numels_,
+        *device_, memory_, up_, down_, shards_of_type(at::kFloat, numels_),
         NvmeStateOptions{.folders = {folder_.path()}, .buffer_count = 1, .buffer_nbytes = kTwoBlocks, .hook = &disk_});
   }
   void TearDown() override {
@@ -52,6 +52,36 @@ class ParameterShardsTest : public testing::TestWithParam<Home> {
   std::vector<std::int64_t> numels_{128, 0, 640};
   std::unique_ptr<ParameterShards> shards_;
 };
+
+TEST_P(ParameterShardsTest, HoldShardsOfSeveralTypesSideBySide) {
+  const std::vector<at::Tensor> values{at::arange(3 * 4096.0, at::kFloat), at::arange(200.0, at::kBFloat16),
+                                       at::arange(100, at::kByte), at::arange(5000, at::kLong)};
+  std::vector<RestingShard> sizes;
+  for (const at::Tensor& tensor : values) {
+    sizes.push_back({tensor.numel(), tensor.scalar_type()});
+  }
+  shards_.reset();
+  if (GetParam() == Home::kNvme) {
+    shards_ = std::make_unique<NvmeShards>(
+        *device_, memory_, up_, down_, sizes,
+        NvmeStateOptions{
+            .folders = {folder_.path()}, .buffer_count = 1, .buffer_nbytes = std::size_t{32} << 10, .hook = &disk_});
+  } else {
+    shards_ = GetParam() == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, sizes)
+                                        : make_device_shards(*device_, sizes);
+  }
+  for (int b = 0; b < 4; ++b) {
+    shards_->store(b, values[static_cast<std::size_t>(b)]);
+  }
+  for (int b = 3; b >= 0; --b) {
+    const at::Tensor to = at::empty_like(values[static_cast<std::size_t>(b)]);
+    shards_->raise(b, to);
+    shards_->finish_raise(b);
+    EXPECT_TRUE(at::equal(to, values[static_cast<std::size_t>(b)])) << b;
+    EXPECT_TRUE(at::equal(shards_->own(b), values[static_cast<std::size_t>(b)])) << b;
+    shards_->put_back(b);
+  }
+}
 
 TEST_P(ParameterShardsTest, StartAtZeroAndKeepWhatWasStored) {
   EXPECT_TRUE(at::equal(raised(2), at::zeros({640})));

@@ -57,8 +57,8 @@ class Rank {
     }
     const auto make_shards = [&](std::vector<std::int64_t> numels) {
       numels.back() = 0;
-      return home == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, at::kFloat, numels)
-                                 : make_device_shards(*device_, at::kFloat, numels);
+      return home == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, shards_of_type(at::kFloat, numels))
+                                 : make_device_shards(*device_, shards_of_type(at::kFloat, numels));
     };
     rest_ = make_shards(shards_.numels());
     const std::vector<std::int64_t> for_node = node_numels_of(shards_);

@@ -15,6 +15,7 @@
 #include "pannier/ckpt/share.h"
 #include "pannier/engine/checkpoint_buffers.h"
 #include "pannier/engine/checkpoint_tensors.h"
+#include "pannier/engine/frozen_pieces.h"
 #include "pannier/engine/random_states.h"
 #include "pannier/engine/shared_outcome.h"
 #include "pannier/engine/state_loading.h"
@@ -90,9 +91,15 @@ void CheckpointLoader::compare_names(const LoadRequest& request, LoadedCheckpoin
     used.insert(tensor);
     return true;
   };
-  for (int i = 0; parts_ != nullptr && i < parts_->parameters->num_parameters(); ++i) {
+  for (int i = 0; parts_ != nullptr && i < parts_->layout->num_parameters(); ++i) {
     if (const std::string& name = parts_->parameters->name(i); look_for(name) && request.parameters) {
       require_shape(model_tensor(stored_name(name)), stored_name(name), i);
+    }
+  }
+  for (const int i : partitioned_of(parts_, request.frozen)) {
+    const std::string name = stored_name(parts_->parameters->name(i));
+    if (reader_->find(model_tensor(name)) != nullptr) {
+      require_shape(model_tensor(name), name, i);
     }
   }
   const bool expects_frozen = reader_->attribute("excludes_frozen").empty();
@@ -120,7 +127,7 @@ void CheckpointLoader::compare_names(const LoadRequest& request, LoadedCheckpoin
 }
 
 void CheckpointLoader::compare_states(const LoadRequest& request, LoadedCheckpoint& loaded) {
-  for (int i = 0; i < parts_->parameters->num_parameters(); ++i) {
+  for (int i = 0; i < parts_->layout->num_parameters(); ++i) {
     const std::string name = stored_name(parts_->parameters->name(i));
     for (const auto& state : parts_->pipeline->state_names()) {
       const std::string tensor = state_tensor(state, name);
@@ -165,7 +172,15 @@ void CheckpointLoader::read_all(const LoadRequest& request) {
     states.emplace(*reader_, *parts_, StateSelection{request.parameters, wants_states(request)});
     runs = states->runs();
   }
-  for (const auto* list : {&request.frozen, &request.buffers}) {
+  const std::vector<int> partitioned = partitioned_of(parts_, request.frozen);
+  std::optional<FrozenLoading> pieces;
+  if (!partitioned.empty()) {
+    pieces.emplace(device_, *reader_, *parts_, partitioned, [this](const std::string& name) { return stored_name(name); });
+    const auto more = pieces->runs();
+    runs.insert(runs.end(), more.begin(), more.end());
+  }
+  const std::vector<NamedTensor> whole = whole_of(parts_, request.frozen);
+  for (const auto* list : {&whole, &request.buffers}) {
     for (const auto& named : *list) {
       if (is_in_runs(named)) {
         runs.push_back({model_tensor(stored_name(named.name)), 0, named.tensor.numel()});
@@ -182,7 +197,10 @@ void CheckpointLoader::read_all(const LoadRequest& request) {
   if (states) {
     states->load(reads);
   }
-  for (const auto* list : {&request.frozen, &request.buffers}) {
+  if (pieces) {
+    pieces->load(reads);
+  }
+  for (const auto* list : {&whole, &request.buffers}) {
     for (const auto& named : *list) {
       if (is_in_runs(named)) {
         load_in_runs(named, reads);

@@ -46,17 +46,20 @@ std::vector<std::string> words_of(const std::string& text) {
 
 class EndOfReading {
  public:
-  explicit EndOfReading(StateSnapshot* snapshot) : snapshot_(snapshot) {}
+  EndOfReading(StateSnapshot* snapshot, std::atomic<bool>& is_read) : snapshot_(snapshot), is_read_(is_read) {}
   ~EndOfReading() {
     if (snapshot_ != nullptr) {
       snapshot_->end();
     }
+    is_read_ = true;
+    is_read_.notify_all();
   }
   EndOfReading(const EndOfReading&) = delete;
   EndOfReading& operator=(const EndOfReading&) = delete;
 
  private:
   StateSnapshot* snapshot_;
+  std::atomic<bool>& is_read_;
 };
 
 }  // namespace
@@ -89,6 +92,7 @@ void CheckpointSave::finish() {
     thread_.join();
   }
   snapshot_.reset();
+  pieces_.reset();
   mover_.reset();
   if (failed_) {
     std::rethrow_exception(std::exchange(failed_, nullptr));
@@ -144,6 +148,12 @@ void CheckpointSave::prepare(const CheckpointContents& contents) {
   for (const auto& frozen : contents_.frozen) {
     nbytes += frozen.tensor.nbytes();
   }
+  if (const auto parameters = partitioned_of(parts_.parts, contents.frozen); !parameters.empty()) {
+    pieces_ = with_room(parts_.memory, spare_, [&](HostMemory& memory) {
+      return std::make_unique<FrozenPieces>(parts_.device, memory, *parts_.parts, parameters);
+    });
+    nbytes += pieces_->nbytes();
+  }
   if (parts_.parts != nullptr) {
     nbytes = std::max(nbytes, rank_files_nbytes(*parts_.parts));
   }
@@ -153,6 +163,15 @@ void CheckpointSave::prepare(const CheckpointContents& contents) {
     snapshot_ = with_room(parts_.memory, spare_, [&](HostMemory& memory) {
       return std::make_unique<StateSnapshot>(parts_.parts->pipeline->parts(), memory, options);
     });
+  }
+}
+
+void CheckpointSave::wait_read() noexcept {
+  if (snapshot_ != nullptr) {
+    snapshot_->wait_read();
+  }
+  if (pieces_ != nullptr) {
+    is_read_.wait(false);
   }
 }
 
@@ -171,13 +190,13 @@ void CheckpointSave::write_and_commit() {
   std::vector<std::string> shares;
   try {
     shares = done_by_all(*channel_, "the shares of a checkpoint", [&] {
+      const EndOfReading end(snapshot_.get(), is_read_);  // Before the other ranks are waited for.
       if (unprepared_) {
         std::rethrow_exception(unprepared_);
       }
-      const EndOfReading end(snapshot_.get());  // Before the other ranks are waited for.
       const ckpt::SealedFolder folder = ckpt::SealedFolder(place_.folder).folder(place_.tag);
       const ckpt::Share share = write_rank_files({folder, save_, parts_.ranks.rank()}, *mover_, parts_.device,
-                                                 parts_.parts, snapshot_.get(), contents_);
+                                                 parts_.parts, snapshot_.get(), pieces_.get(), contents_);
       folder.sync();
       return format_share(share);
     });

@@ -21,6 +21,7 @@
 #include "pannier/engine/checkpoint.h"
 #include "pannier/engine/config_parts.h"
 #include "pannier/engine/rank_files.h"
+#include "pannier/engine/frozen_pieces.h"
 #include "pannier/engine/saved_contents.h"
 #include "pannier/mem/host_memory.h"
 #include "pannier/zero/build_parts.h"
@@ -63,6 +64,8 @@ class CheckpointSave {
   void finish();
   /// Null where nothing is trained.
   [[nodiscard]] StateSnapshot* snapshot() noexcept { return snapshot_.get(); }
+  /// Waits until nothing is left to be read of states and parameters.
+  void wait_read() noexcept;
 
  private:
   void agree(const CheckpointContents& contents);
@@ -83,6 +86,8 @@ class CheckpointSave {
   HostMemory spare_;  ///< For a few small buffers where the account has no room.
   std::unique_ptr<ckpt::FileMover> mover_;
   std::unique_ptr<StateSnapshot> snapshot_;
+  std::unique_ptr<FrozenPieces> pieces_;  ///< Null where there are none.
+  std::atomic<bool> is_read_ = false;
   std::exception_ptr unprepared_;
   std::exception_ptr failed_;
   std::atomic<bool> has_ended_ = false;

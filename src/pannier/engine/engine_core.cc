@@ -91,34 +91,31 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   host.budget_bytes = config_.pannier.host_memory_nbytes.value_or(std::numeric_limits<std::size_t>::max());
   host_memory_ = std::make_unique<HostMemory>(host);
 
+  PartsOptions options =
+      parts_options(config_, inputs.algorithm.value_or(kernels::Algorithm::kAdamW), inputs.groups, batch_.accumulation);
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> shares;  // Of `parameters`.
-  std::vector<at::Tensor> with_memory;
   std::vector<std::string> names;
   std::vector<std::int64_t> numels;
+  for (const std::size_t i : number_parameters(inputs, options)) {
+    parameters.push_back(inputs.parameters[i]);
+    shares.push_back(inputs.is_shared_out(i) ? inputs.shares[i] : at::Tensor());
+    names.push_back(inputs.names[i]);
+    numels.push_back(inputs.parameters[i].numel());
+  }
+  std::vector<at::Tensor> with_memory;
   UnmanagedTensors unmanaged;
   for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
-    const at::Tensor& parameter = inputs.parameters[i];
-    const bool trained = inputs.algorithm && inputs.group_of[i] >= 0 && parameter.requires_grad();
-    managed_of_.push_back(trained ? static_cast<int>(parameters.size()) : -1);
     if (!inputs.is_shared_out(i)) {
-      with_memory.push_back(parameter);
+      with_memory.push_back(inputs.parameters[i]);
     }
-    if (trained) {
-      parameters.push_back(parameter);
-      shares.push_back(inputs.is_shared_out(i) ? inputs.shares[i] : at::Tensor());
-      names.push_back(inputs.names[i]);
-      numels.push_back(parameter.numel());
-      group_of_.push_back(inputs.group_of[i]);
-    } else {
-      unmanaged.add(parameter, unmanaged_dtype(parameter));
+    if (managed_of_[i] < 0) {
+      unmanaged.add(inputs.parameters[i], unmanaged_dtype(inputs.parameters[i]));
     }
   }
   for (const auto& buffer : inputs.buffers) {
     unmanaged.add(buffer, buffer.scalar_type());
   }
-  PartsOptions options =
-      parts_options(config_, inputs.algorithm.value_or(kernels::Algorithm::kAdamW), inputs.groups, batch_.accumulation);
   knows_units_ = !inputs.units.empty();
   for (const auto& unit : inputs.units) {
     options.sharding.units.push_back(managed(unit));
@@ -141,7 +138,7 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
   share_unmanaged(inputs);
   if (inputs.algorithm) {
     algorithm_ = *inputs.algorithm;
-    steps_.resize(parameters.size());
+    steps_.resize(group_of_.size());
     parts_ = std::make_unique<Parts>(build_parts(options, *device_, *host_memory_, *communicator_,
                                                  std::move(parameters), std::move(names), std::move(shares)));
     parts_->reducer->on_unannounced([this](int parameter) { begin_unannounced_backward(parameter); });
@@ -223,7 +220,7 @@ int EngineCore::managed_index(int parameter) const {
   PANNIER_CHECK(parameter >= 0 && parameter < static_cast<int>(managed_of_.size()),
                 fmt::format("parameter {}", parameter));
   const int index = managed_of_[static_cast<std::size_t>(parameter)];
-  if (index < 0) {
+  if (index < 0 || index >= static_cast<int>(steps_.size())) {
     throw ConfigError(fmt::format("parameter {} is not trained by this engine, so it has no state", parameter));
   }
   return index;

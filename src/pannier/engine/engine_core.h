@@ -226,6 +226,9 @@ class EngineCore {
   [[nodiscard]] std::string common_text(const std::vector<kernels::Hyperparameters>& groups) const;
   void require_same(const at::Tensor& value, const std::string& what);
   void take_edits(bool take_replaced);
+  void keep_edits(const std::vector<int>& parameters);
+  [[nodiscard]] bool is_trained(const EngineInputs& inputs, std::size_t parameter) const;
+  [[nodiscard]] std::vector<std::size_t> number_parameters(const EngineInputs& inputs, PartsOptions& options);
   [[nodiscard]] std::vector<int> managed(const std::vector<std::int64_t>& parameters) const;
   void share_edits(const std::vector<int>& parameters, int modifier);
   void end_reducer_backward();
@@ -283,8 +286,8 @@ class EngineCore {
   std::unique_ptr<HostMemory> host_memory_;
   std::unique_ptr<Communicator> communicator_;
   MemoryPlan plan_;
-  std::vector<int> managed_of_;  ///< Input index to index in the parts, -1 for what is not trained.
-  std::vector<int> group_of_;    ///< By index in the parts.
+  std::vector<int> managed_of_;  ///< Input index to index in the parts; -1: in none of their buckets.
+  std::vector<int> group_of_;    ///< By index in the parts, of those that are trained, which come first.
   std::size_t num_groups_ = 0;
   kernels::Algorithm algorithm_ = kernels::Algorithm::kAdamW;
   std::unique_ptr<Parts> parts_;                 ///< Null without an optimizer.

@@ -17,13 +17,14 @@ void EngineCore::set_units(const std::vector<std::vector<std::int64_t>>& paramet
   std::vector<std::vector<int>> units;
   for (const auto& parameters : parameters_of) {
     units.push_back(managed(parameters));
+    std::erase_if(units.back(), [this](int parameter) { return parameter >= static_cast<int>(steps_.size()); });
   }
   if (overlaps()) {
     parts_->overlap->set_units(units);
   }
 }
 
-// Those of them that this engine trains, as the parts number them.
+// Those of them that are in buckets, as the parts number them.
 std::vector<int> EngineCore::managed(const std::vector<std::int64_t>& parameters) const {
   std::vector<int> result;
   for (const std::int64_t parameter : parameters) {
@@ -37,7 +38,7 @@ std::vector<int> EngineCore::managed(const std::vector<std::int64_t>& parameters
 void EngineCore::use(std::int64_t parameter) {
   for (const int index : managed({parameter})) {
     gatherer()->use(index);
-    parts_->reducer->unit_began({parts_->layout->bucket_of(index)});  // Its end will not be seen.
+    parts_->reducer->unit_began({parts_->model_layout->bucket_of(index)});  // Its end will not be seen.
   }
 }
 
@@ -83,12 +84,12 @@ void EngineCore::share_edits(const std::vector<int>& parameters, int modifier) {
   std::int64_t edited_elsewhere = communicator_->rank() == modifier ? 0 : edited_here;
   communicator_->sum({&edited_elsewhere, 1});
   for (const int parameter : parameters) {
-    const at::Tensor flat = parts_->parameters->bucket(parts_->layout->bucket_of(parameter));
-    const Segment& segment = parts_->layout->segment_of(parameter);
+    const at::Tensor flat = parts_->parameters->bucket(parts_->model_layout->bucket_of(parameter));
+    const Segment& segment = parts_->model_layout->segment_of(parameter);
     communicator_->broadcast(flat.narrow(0, segment.offset, segment.numel), modifier);
     edited_.insert(parameter);
   }
-  parts_->pipeline->take_edits(parameters);
+  keep_edits(parameters);
   if (edited_elsewhere > 0) {
     throw ConfigError(fmt::format(
         "parameters were changed inside GatheredParameters on a rank that is not its modifier_rank {}; all ranks have "
@@ -115,7 +116,20 @@ void EngineCore::take_edits(bool take_replaced) {
   const std::vector<int> at_rest = parts_->residence->take_edited();
   edited.insert(edited.end(), at_rest.begin(), at_rest.end());
   edited_.insert(edited.begin(), edited.end());
-  parts_->pipeline->take_edits(edited);
+  keep_edits(edited);
+}
+
+// Values that somebody wrote rest, and become the master weights of what is trained.
+void EngineCore::keep_edits(const std::vector<int>& parameters) {
+  std::vector<int> trained;
+  for (const int parameter : parameters) {
+    if (parameter < static_cast<int>(steps_.size())) {
+      trained.push_back(parameter);
+    } else {
+      parts_->residence->keep(parts_->model_layout->bucket_of(parameter));
+    }
+  }
+  parts_->pipeline->take_edits(trained);
 }
 
 at::Tensor EngineCore::state(int parameter, const std::string& name) {
@@ -215,12 +229,12 @@ void EngineCore::parameters_changed() {
   if (parts_) {
     take_edits(true);
     std::vector<int> all;  // What is partitioned now can't have been written.
-    for (int i = 0; i < static_cast<int>(steps_.size()); ++i) {
-      if (parts_->parameters->has_memory(parts_->layout->bucket_of(i))) {
+    for (int i = 0; i < parts_->parameters->num_parameters(); ++i) {
+      if (parts_->parameters->has_memory(parts_->model_layout->bucket_of(i))) {
         all.push_back(i);
       }
     }
-    parts_->pipeline->take_edits(all);
+    keep_edits(all);
   }
 }
 

@@ -170,8 +170,8 @@ void EngineCore::share_save_end() {
 
 // For changes that no update makes.
 void EngineCore::wait_for_snapshot() noexcept {
-  if (save_ != nullptr && save_->snapshot() != nullptr) {
-    save_->snapshot()->wait_read();
+  if (save_ != nullptr) {
+    save_->wait_read();
   }
 }
 
@@ -236,7 +236,7 @@ void EngineCore::take_attributes(const LoadRequest& request, const Attributes& a
 }
 
 bool EngineCore::trains(const std::string& name) const {
-  for (int i = 0; parts_ != nullptr && i < parts_->parameters->num_parameters(); ++i) {
+  for (int i = 0; parts_ != nullptr && i < parts_->layout->num_parameters(); ++i) {
     if (parts_->parameters->name(i) == name) {
       return true;
     }

@@ -32,7 +32,7 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
       throw ConfigError(
           fmt::format("parameter {} is in group {} of {}", name, inputs.group_of[i], inputs.groups.size()));
     }
-    if (inputs.group_of[i] < 0 || !parameter.requires_grad() || !inputs.algorithm) {
+    if (!is_trained(inputs, i)) {
       continue;
     }
     if (!parameter.is_leaf()) {

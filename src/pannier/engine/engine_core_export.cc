@@ -6,12 +6,14 @@
 #include <exception>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include "pannier/base/error.h"
 #include "pannier/ckpt/share.h"
 #include "pannier/engine/checkpoint_tensors.h"
 #include "pannier/engine/engine_core.h"
+#include "pannier/engine/frozen_pieces.h"
 #include "pannier/engine/shared_outcome.h"
 
 namespace pannier {
@@ -83,16 +85,22 @@ void EngineCore::export_model(const std::string& folder, const ckpt::ModelExport
   });
   std::vector<ckpt::TensorInfo> tensors;
   std::vector<std::vector<int>> buckets;
-  for (int b = 0; parts_ != nullptr && b < parts_->layout->num_buckets(); ++b) {
+  const std::vector<int> partitioned = partitioned_of(parts_.get(), untrained);
+  const std::set<int> wanted(partitioned.begin(), partitioned.end());
+  for (int b = 0; parts_ != nullptr && b < parts_->model_layout->num_buckets(); ++b) {
     buckets.emplace_back();
-    for (const Segment& segment : parts_->layout->buckets()[static_cast<std::size_t>(b)].segments) {
+    for (const Segment& segment : parts_->model_layout->buckets()[static_cast<std::size_t>(b)].segments) {
+      if (segment.parameter >= parts_->layout->num_parameters() && !wanted.contains(segment.parameter)) {
+        continue;  // Small, and so whole; or left out.
+      }
       const std::string& name = parts_->parameters->name(segment.parameter);
-      tensors.push_back({name, checkpoint_dtype(parts_->parameters->dtype(), name),
+      tensors.push_back({name, checkpoint_dtype(parts_->parameters->dtype(b), name),
                          parts_->parameters->parameter(segment.parameter).sizes().vec()});
       buckets.back().push_back(segment.parameter);
     }
   }
-  for (const auto& [name, tensor] : untrained) {
+  const std::vector<NamedTensor> whole = whole_of(parts_.get(), untrained);
+  for (const auto& [name, tensor] : whole) {
     tensors.push_back({name, checkpoint_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
   }
   ExportOnRank0 model(*device_, communicator_->rank() == 0);
@@ -108,7 +116,7 @@ void EngineCore::export_model(const std::string& folder, const ckpt::ModelExport
       gatherer()->let_go(bucket);
     }
   }
-  for (const auto& named : untrained) {
+  for (const auto& named : whole) {
     model.write(named.tensor);
   }
   (void)done_by_all(*communicator_, "the end of a model's export", [&] {

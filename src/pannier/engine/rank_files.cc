@@ -20,11 +20,14 @@ constexpr const char* kExtraFile = "extra";
 constexpr std::size_t kPartNbytes = std::size_t{1} << 20;
 
 std::vector<ckpt::ShareEntry> model_entries(const Parts* parts, const StateSnapshot* snapshot,
-                                            const SavedContents& contents) {
+                                            const FrozenPieces* pieces, const SavedContents& contents) {
   std::vector<ckpt::ShareEntry> entries;
   for (const ShardPiece& piece : snapshot == nullptr ? std::vector<ShardPiece>() : snapshot->pieces()) {
     entries.push_back({model_tensor(parts->parameters->name(piece.parameter)), ckpt::DType::kF32,
                        piece.parameter_offset, piece.parameter_offset + piece.numel});
+  }
+  for (const ckpt::ShareEntry& entry : pieces == nullptr ? std::vector<ckpt::ShareEntry>() : pieces->entries()) {
+    entries.push_back(entry);
   }
   for (const auto& [name, tensor] : contents.frozen) {
     entries.push_back({model_tensor(name), checkpoint_dtype(tensor.scalar_type(), name), 0, tensor.numel()});
@@ -78,13 +81,13 @@ ckpt::Share write_extras(const RankFilesPlace& place, const SavedContents& conte
 }  // namespace
 
 ckpt::Share write_rank_files(const RankFilesPlace& place, ckpt::FileMover& mover, Device& device, const Parts* parts,
-                             StateSnapshot* snapshot, const SavedContents& contents) {
+                             StateSnapshot* snapshot, FrozenPieces* pieces, const SavedContents& contents) {
   std::vector<std::unique_ptr<ckpt::ShareWriter>> writers;
   const auto open = [&](const std::string& what, std::vector<ckpt::ShareEntry> entries) {
     writers.push_back(std::make_unique<ckpt::ShareWriter>(
         place.folder, ckpt::share_file_name(place.save, place.rank, what), std::move(entries), &mover));
   };
-  open(kModelFile, model_entries(parts, snapshot, contents));
+  open(kModelFile, model_entries(parts, snapshot, pieces, contents));
   ckpt::ShareWriter& model = *writers.front();
   if (snapshot != nullptr) {
     for (const auto& state : parts->pipeline->state_names()) {
@@ -96,6 +99,9 @@ ckpt::Share write_rank_files(const RankFilesPlace& place, ckpt::FileMover& mover
         writers[i]->write(std::as_bytes(run.states.at(i - 1)));
       }
     });
+  }
+  if (pieces != nullptr) {
+    pieces->visit([&](std::span<const std::byte> bytes) { model.write(bytes); });
   }
   write_frozen(model, device, contents);
   for (const TensorCopy& buffer : contents.buffers) {

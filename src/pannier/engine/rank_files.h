@@ -7,6 +7,7 @@
 #include "pannier/ckpt/file_mover.h"
 #include "pannier/ckpt/sealed_folder.h"
 #include "pannier/ckpt/share.h"
+#include "pannier/engine/frozen_pieces.h"
 #include "pannier/engine/saved_contents.h"
 #include "pannier/optim/state_snapshot.h"
 
@@ -19,10 +20,11 @@ struct RankFilesPlace {
   int rank = 0;
 };
 
-/// Writes them; durable on return. Of any thread. `snapshot` may be null, where nothing is trained; `parts` then is
-/// too. Throws IoError, and ConfigError where somebody wrote into a parameter meanwhile.
+/// Writes them; durable on return. Of any thread. `snapshot` and `pieces` may be null, where nothing is trained; `parts`
+/// then is too. Throws IoError, and ConfigError where somebody wrote into a parameter meanwhile.
 [[nodiscard]] ckpt::Share write_rank_files(const RankFilesPlace& place, ckpt::FileMover& mover, Device& device,
-                                           const Parts* parts, StateSnapshot* snapshot, const SavedContents& contents);
+                                           const Parts* parts, StateSnapshot* snapshot, FrozenPieces* pieces,
+                                           const SavedContents& contents);
 /// Removes what there is of them, or says that it can't.
 void remove_rank_files(const RankFilesPlace& place) noexcept;
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pannier/engine/checkpoint_tensors.h"
+#include "pannier/engine/frozen_pieces.h"
 #include "pannier/engine/random_states.h"
 #include "pannier/io/checksum.h"
 
@@ -22,10 +23,11 @@ TensorCopy copy_of(Device& device, const std::string& name, const at::Tensor& te
   return copy;
 }
 
-// A parameter that is not trained is the same on all ranks: each writes about as many bytes of them.
-void take_frozen(const Communicator& ranks, const CheckpointContents& contents, SavedContents& saved) {
+// A parameter that is whole on all ranks is the same there: each writes about as many bytes of them.
+void take_frozen(const Communicator& ranks, const Parts* parts, const CheckpointContents& contents,
+                 SavedContents& saved) {
   std::vector<std::size_t> nbytes(static_cast<std::size_t>(ranks.world_size()));
-  for (const auto& named : contents.frozen) {
+  for (const auto& named : whole_of(parts, contents.frozen)) {
     const auto least = std::min_element(nbytes.begin(), nbytes.end());
     *least += named.tensor.nbytes();
     if (least - nbytes.begin() == ranks.rank()) {
@@ -54,7 +56,7 @@ std::vector<TensorCopy> take_extras(Device& device, const Communicator& ranks, c
 }
 
 void describe_trained(const Parts& parts, ckpt::Manifest& manifest) {
-  for (int i = 0; i < parts.parameters->num_parameters(); ++i) {
+  for (int i = 0; i < parts.layout->num_parameters(); ++i) {
     const at::Tensor& parameter = parts.parameters->parameter(i);
     const std::string& name = parts.parameters->name(i);
     const auto order = memory_order(parameter.sizes(), parameter.strides());
@@ -75,8 +77,10 @@ ckpt::Manifest describe(const Communicator& ranks, const Parts* parts, const Che
   manifest.attributes = contents.attributes;
   if (parts != nullptr) {
     describe_trained(*parts, manifest);
+    describe_frozen(*parts, partitioned_of(parts, contents.frozen), manifest);
   }
-  for (const auto* list : {&contents.frozen, &contents.buffers}) {
+  const std::vector<NamedTensor> whole = whole_of(parts, contents.frozen);
+  for (const auto* list : {&whole, &contents.buffers}) {
     for (const auto& [name, tensor] : *list) {
       manifest.tensors.push_back(
           {model_tensor(name), checkpoint_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
@@ -107,7 +111,7 @@ std::vector<std::uint64_t> buffer_sums(Device& device, const std::vector<NamedTe
 SavedContents take_contents(Device& device, const Communicator& ranks, const Parts* parts,
                             const CheckpointContents& contents, const std::vector<std::uint64_t>& sums_of_rank_0) {
   SavedContents saved;
-  take_frozen(ranks, contents, saved);
+  take_frozen(ranks, parts, contents, saved);
   for (std::size_t i = 0; i < contents.buffers.size() && ranks.rank() == 0; ++i) {
     saved.buffers.push_back(copy_of(device, model_tensor(contents.buffers[i].name), contents.buffers[i].tensor));
   }

@@ -21,7 +21,7 @@ struct TensorCopy {
 
 /// One rank's.
 struct SavedContents {
-  std::vector<NamedTensor> frozen = {};     ///< Those that this rank writes, in rows.
+  std::vector<NamedTensor> frozen = {};     ///< Whole ones that this rank writes, in rows.
   std::vector<std::int64_t> versions = {};  ///< Of each at the call.
   std::vector<TensorCopy> buffers = {};     ///< Those that this rank writes.
   std::vector<TensorCopy> extras = {};      ///< What this rank keeps for itself.

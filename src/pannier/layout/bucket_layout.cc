@@ -17,16 +17,30 @@ void BucketOptions::validate() const {
 
 BucketLayout::BucketLayout(std::span<const std::int64_t> numels, const BucketOptions& options,
                            std::span<const int> group_of) {
+  add(numels, options, group_of);
+}
+
+BucketLayout BucketLayout::followed_by(std::span<const std::int64_t> numels, const BucketOptions& options,
+                                       std::span<const int> group_of) const {
+  BucketLayout all = *this;
+  all.open_.clear();
+  all.add(numels, options, group_of);
+  return all;
+}
+
+void BucketLayout::add(std::span<const std::int64_t> numels, const BucketOptions& options,
+                       std::span<const int> group_of) {
   options.validate();
   PANNIER_CHECK(group_of.empty() || group_of.size() == numels.size(),
                 fmt::format("{} groups of {} parameters", group_of.size(), numels.size()));
-  bucket_of_.resize(numels.size());
-  segment_index_.resize(numels.size());
+  const std::size_t first = bucket_of_.size();
+  bucket_of_.resize(first + numels.size());
+  segment_index_.resize(first + numels.size());
   for (const bool last : {false, true}) {
     for (std::size_t i = numels.size(); i-- > 0;) {
       const int group = group_of.empty() ? 0 : group_of[i];
       if ((group == kLastGroup) == last) {
-        place(static_cast<int>(i), numels[i], group, options);
+        place(static_cast<int>(first + i), numels[i], group, options);
       }
     }
   }

@@ -64,6 +64,11 @@ class BucketLayout {
   /// bad options and InternalError for a negative count.
   BucketLayout(std::span<const std::int64_t> numels, const BucketOptions& options, std::span<const int> group_of = {});
 
+  /// These buckets, and after them others that hold further parameters, which are numbered from num_parameters() on and
+  /// laid out by the same rules among themselves. Throws as the constructor.
+  [[nodiscard]] BucketLayout followed_by(std::span<const std::int64_t> numels, const BucketOptions& options,
+                                         std::span<const int> group_of = {}) const;
+
   [[nodiscard]] const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   [[nodiscard]] int num_buckets() const noexcept { return static_cast<int>(buckets_.size()); }
   [[nodiscard]] int num_parameters() const noexcept { return static_cast<int>(bucket_of_.size()); }
@@ -77,6 +82,7 @@ class BucketLayout {
   [[nodiscard]] std::int64_t numel() const noexcept;
 
  private:
+  void add(std::span<const std::int64_t> numels, const BucketOptions& options, std::span<const int> group_of);
   void place(int parameter, std::int64_t numel, int group, const BucketOptions& options);
 
   std::vector<Bucket> buckets_;

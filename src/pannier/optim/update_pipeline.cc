@@ -278,7 +278,7 @@ void UpdatePipeline::publish(const Coefficients& coefficients) {
 void UpdatePipeline::publish_loaded() {
   const c10::NoGradGuard no_grad;
   gather_resting_whole();
-  for (int i = 0; i < parts_.parameters.num_parameters(); ++i) {
+  for (int i = 0; i < parts_.shards.buckets().num_parameters(); ++i) {
     if (parts_.parameters.has_memory(bucket_of(i))) {
       parts_.parameters.bump_version(i);
     }

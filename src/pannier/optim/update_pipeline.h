@@ -26,7 +26,7 @@ namespace pannier {
 /// What the pipeline works on. Everything must outlive it.
 struct UpdatePipelineParts {
   Device& device;
-  const ShardLayout& shards;
+  const ShardLayout& shards;  ///< Of parameters that are trained.
   Communicator& communicator;
   ShardExchange& exchange;
   ParameterBuckets& parameters;

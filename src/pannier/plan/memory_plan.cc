@@ -19,7 +19,7 @@ bool is_partitioned(const MemoryPlanInput& input, std::size_t bucket) {
 
 // What rests of the parameters where, and what is whole at the same time.
 void plan_parameters(const MemoryPlanInput& input, MemoryPlan& plan) {
-  std::int64_t on_device = input.gathered_numel;
+  std::int64_t on_device = 0;
   std::int64_t on_host = 0;
   for (std::size_t i = 0; i < input.bucket_numels.size(); ++i) {
     if (!is_partitioned(input, i)) {
@@ -30,10 +30,15 @@ void plan_parameters(const MemoryPlanInput& input, MemoryPlan& plan) {
           own + (input.node_numels.empty() ? 0 : input.node_numels[i]);
     }
   }
-  plan.device_parameters = nbytes_of(on_device, input.shape.param_nbytes) + input.unmanaged_nbytes;
+  const bool rests_on_device = input.parameter_home == Home::kDevice;
+  const std::size_t frozen =
+      input.frozen.node_nbytes + (input.parameter_home == Home::kNvme ? 0 : input.frozen.own_nbytes);
+  plan.device_parameters = nbytes_of(on_device, input.shape.param_nbytes) + input.gathered_nbytes +
+                           input.unmanaged_nbytes + input.frozen.whole_nbytes + (rests_on_device ? frozen : 0);
   const DiskShare& disk = input.nvme_parameters;
   plan.host_parameters =
-      round_to_page(nbytes_of(on_host, input.shape.param_nbytes) + disk.host_nbytes, input.host_page_nbytes);
+      round_to_page(nbytes_of(on_host, input.shape.param_nbytes) + (rests_on_device ? 0 : frozen) + disk.host_nbytes,
+                    input.host_page_nbytes);
   plan.host_staging = round_to_page(disk.staging_nbytes, input.host_page_nbytes);
   plan.nvme_parameters = disk.file_nbytes;
 }

@@ -21,6 +21,13 @@ struct DiskShare {
   std::size_t host_nbytes = 0;     ///< and of what stays in host memory.
 };
 
+/// What frozen parameters in buckets of their own take on one rank. They have no gradients and no states.
+struct FrozenShare {
+  std::size_t whole_nbytes = 0;  ///< Small ones, whole on the device.
+  std::size_t own_nbytes = 0;    ///< This rank's shards of others, where parameters rest,
+  std::size_t node_nbytes = 0;   ///< and what it keeps of them for its node.
+};
+
 /// What the plan is computed from.
 struct MemoryPlanInput {
   std::vector<std::int64_t> bucket_numels;  ///< Elements of each bucket, padding included.
@@ -33,14 +40,15 @@ struct MemoryPlanInput {
   /// Stage 3: whether only a shard of a bucket's parameters rests, by bucket; empty: all are whole.
   std::vector<bool> is_partitioned{};
   Home parameter_home = Home::kDevice;  ///< Of those shards.
-  std::int64_t gathered_numel = 0;      ///< Elements of them that are whole at the same time.
+  std::size_t gathered_nbytes = 0;      ///< Of what is whole at the same time.
+  FrozenShare frozen{};                 ///< Of frozen parameters, which the lists above leave out.
   StateShape shape;
   Home optimizer_home = Home::kDevice;
   DiskShare nvme_states{};              ///< With the home kNvme.
   DiskShare nvme_parameters{};          ///< The same of the parameters.
   std::size_t checkpoint_nbytes = 0;    ///< Through which a checkpoint is written while training goes on.
   bool accumulates = false;             ///< Gradients of several micro-batches add up in fp32.
-  std::size_t unmanaged_nbytes = 0;     ///< Frozen parameters and buffers of the model, on the device.
+  std::size_t unmanaged_nbytes = 0;     ///< Buffers of the model, and frozen parameters that are in no bucket.
   std::size_t host_page_nbytes = 4096;  ///< Host slabs are rounded up to it.
   /// A route for each bucket; empty: all by `optimizer_home`. Streamed and host take the same memory, so that a bucket
   /// may change from one to the other as the split is solved again.

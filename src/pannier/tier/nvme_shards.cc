@@ -11,22 +11,60 @@
 namespace pannier {
 namespace {
 
-// The elements of `flat` that a chunk has.
-std::byte* address_in(const at::Tensor& flat, const ElementRange& range) {
-  return static_cast<std::byte*>(flat.data_ptr()) + nbytes_of(range.begin, flat.element_size());
+// Whoever names what rests in a shard knows its elements.
+NvmeStateOptions with_label_in_units(const NvmeStateOptions& given, const std::vector<RestingShard>& shards) {
+  NvmeStateOptions options = given;
+  if (given.label) {
+    options.label = [shards, label = given.label, unit = unit_nbytes_of(shards)](int bucket, const ElementRange& range) {
+      const auto units =
+          static_cast<std::int64_t>(c10::elementSize(shards.at(static_cast<std::size_t>(bucket)).dtype) / unit);
+      return label(bucket, {range.begin / units, (range.end + units - 1) / units});
+    };
+  }
+  return options;
 }
 
 }  // namespace
 
-NvmeShards::NvmeShards(Device& device, HostMemory& memory, Mover& up, Mover& down, at::ScalarType dtype,
-                       const std::vector<std::int64_t>& numels, const NvmeStateOptions& options)
+std::size_t unit_nbytes_of(const std::vector<RestingShard>& shards) {
+  std::size_t narrowest = 0;
+  for (const RestingShard& shard : shards) {
+    const std::size_t width = c10::elementSize(shard.dtype);
+    narrowest = narrowest == 0 || width < narrowest ? width : narrowest;
+  }
+  return std::max<std::size_t>(narrowest, 1);
+}
+
+std::vector<std::int64_t> in_units(const std::vector<RestingShard>& shards) {
+  const std::size_t unit = unit_nbytes_of(shards);
+  std::vector<std::int64_t> numels;
+  for (const RestingShard& shard : shards) {
+    numels.push_back(static_cast<std::int64_t>(shard.nbytes() / unit));
+  }
+  return numels;
+}
+
+NvmeShards::NvmeShards(Device& device, HostMemory& memory, Mover& up, Mover& down,
+                       const std::vector<RestingShard>& shards, const NvmeStateOptions& options)
     : device_(device),
       up_(up),
       down_(down),
-      dtype_(dtype),
-      numels_(numels),
-      slots_(numels.size()),
-      disk_(memory, parameter_shape(c10::elementSize(dtype)), numels, options) {}
+      shards_(shards),
+      unit_nbytes_(unit_nbytes_of(shards)),
+      slots_(shards.size()),
+      disk_(memory, parameter_shape(unit_nbytes_), in_units(shards), with_label_in_units(options, shards)) {}
+
+at::Tensor NvmeShards::new_shard(int bucket) {
+  const RestingShard& shard = shards_.at(static_cast<std::size_t>(bucket));
+  return device_.allocate(shard.numel, shard.dtype, Owner::kParameters);
+}
+
+// Between a shard and the chunk of it that the view has.
+std::vector<CopyRun> NvmeShards::run_of(const at::Tensor& flat, const StateView& view, bool is_up) const {
+  std::byte* const there = static_cast<std::byte*>(flat.data_ptr()) + nbytes_of(view.range.begin, unit_nbytes_);
+  const std::size_t nbytes = nbytes_of(view.range.numel(), unit_nbytes_);
+  return {is_up ? CopyRun{there, view.param, nbytes} : CopyRun{view.param, there, nbytes}};
+}
 
 // Chunks are expected once, when they are needed first.
 void NvmeShards::expect_chunks() {
@@ -72,9 +110,7 @@ void NvmeShards::finish_raise(int bucket) {
   for (int c = 0; c < disk_.num_chunks(bucket); ++c) {
     Lease lease = disk_.lease({bucket, c}, Access::kRead);
     const StateView& view = lease.view();
-    slot.read = up_.push_urgent(
-        {{address_in(slot.to, view.range), view.param, nbytes_of(view.range.numel(), slot.to.element_size())}},
-        {is_free}, nullptr, "parameters up", bucket);
+    slot.read = up_.push_urgent(run_of(slot.to, view, true), {is_free}, nullptr, "parameters up", bucket);
     lease.is_read_by(slot.read);
   }
   device_.wait(Queue::kCompute, slot.read->wait_issued());
@@ -97,8 +133,7 @@ void NvmeShards::store(int bucket, const at::Tensor& from) {
     const Lease lease = disk_.lease({bucket, c}, Access::kOverwrite);
     const StateView& view = lease.view();
     down_
-        .push_urgent({{view.param, address_in(from, view.range), nbytes_of(view.range.numel(), from.element_size())}},
-                     {device_.record(Queue::kCompute)}, nullptr, "parameters down", bucket)
+        .push_urgent(run_of(from, view, false), {device_.record(Queue::kCompute)}, nullptr, "parameters down", bucket)
         ->wait_done();
   }
 }
@@ -106,7 +141,7 @@ void NvmeShards::store(int bucket, const at::Tensor& from) {
 at::Tensor NvmeShards::own(int bucket) {
   Slot& slot = at(bucket);
   if (!slot.lent.defined()) {
-    const at::Tensor lent = device_.allocate(numels_.at(static_cast<std::size_t>(bucket)), dtype_, Owner::kParameters);
+    const at::Tensor lent = new_shard(bucket);
     try {
       raise(bucket, lent);
       finish_raise(bucket);
@@ -122,7 +157,7 @@ at::Tensor NvmeShards::own(int bucket) {
 at::Tensor NvmeShards::own_anew(int bucket) {
   Slot& slot = at(bucket);
   if (!slot.lent.defined()) {
-    slot.lent = device_.allocate(numels_.at(static_cast<std::size_t>(bucket)), dtype_, Owner::kParameters);
+    slot.lent = new_shard(bucket);
   }
   return slot.lent;
 }

@@ -14,10 +14,10 @@ namespace pannier {
 /// call may be made again.
 class NvmeShards final : public ParameterShards {
  public:
-  /// `numels`: of this rank's shard of each bucket; 0 for one that is not kept here. What it refers to must outlive it.
-  /// Throws what NvmeStateStore throws.
-  NvmeShards(Device& device, HostMemory& memory, Mover& up, Mover& down, at::ScalarType dtype,
-             const std::vector<std::int64_t>& numels, const NvmeStateOptions& options);
+  /// What it refers to must outlive it. The options' label is asked in elements of a shard. Throws what NvmeStateStore
+  /// throws.
+  NvmeShards(Device& device, HostMemory& memory, Mover& up, Mover& down, const std::vector<RestingShard>& shards,
+             const NvmeStateOptions& options);
 
   [[nodiscard]] Home home() const noexcept override { return Home::kNvme; }
   /// Begins to read the shard from the disk; finish_raise() waits for the disk.
@@ -35,6 +35,8 @@ class NvmeShards final : public ParameterShards {
   [[nodiscard]] std::span<std::byte> host_bytes() override { return {}; }
 
   [[nodiscard]] NvmeStateStore& disk() noexcept { return disk_; }
+  /// What the disk counts as an element.
+  [[nodiscard]] std::size_t unit_nbytes() const noexcept { return unit_nbytes_; }
 
  private:
   struct Slot {
@@ -42,6 +44,8 @@ class NvmeShards final : public ParameterShards {
     TransferPtr read;  ///< The last way up.
     at::Tensor lent;   ///< What own() gave.
   };
+  [[nodiscard]] at::Tensor new_shard(int bucket);
+  [[nodiscard]] std::vector<CopyRun> run_of(const at::Tensor& flat, const StateView& view, bool is_up) const;
   [[nodiscard]] Slot& at(int bucket) { return slots_.at(static_cast<std::size_t>(bucket)); }
   void expect_chunks();
   void end_raise(int bucket);
@@ -49,13 +53,18 @@ class NvmeShards final : public ParameterShards {
   Device& device_;
   Mover& up_;
   Mover& down_;
-  at::ScalarType dtype_;
-  std::vector<std::int64_t> numels_;
+  std::vector<RestingShard> shards_;
+  std::size_t unit_nbytes_;
   std::vector<Slot> slots_;
   std::vector<int> rising_;    ///< Buckets that were raised, in that order.
   std::vector<int> expected_;  ///< Those that come after them.
   NvmeStateStore disk_;
 };
+
+/// Shards of several types share one file, which counts in units of the narrowest type: its bytes, and each shard's
+/// size in units.
+[[nodiscard]] std::size_t unit_nbytes_of(const std::vector<RestingShard>& shards);
+[[nodiscard]] std::vector<std::int64_t> in_units(const std::vector<RestingShard>& shards);
 
 /// Bytes per element of a parameter that rests on a disk by itself.
 [[nodiscard]] constexpr StateShape parameter_shape(std::size_t param_nbytes) noexcept {

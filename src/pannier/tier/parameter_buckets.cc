@@ -33,10 +33,19 @@ std::vector<std::int64_t> packed_strides(const at::Tensor& parameter, const std:
 }  // namespace
 
 ParameterBuckets::ParameterBuckets(Device& device, const BucketLayout& layout, std::vector<at::Tensor> parameters,
-                                   std::vector<std::string> names, at::ScalarType dtype)
-    : device_(device), layout_(layout), parameters_(std::move(parameters)), names_(std::move(names)), dtype_(dtype) {
+                                   std::vector<std::string> names, at::ScalarType dtype,
+                                   const std::vector<at::ScalarType>& last_dtypes)
+    : device_(device),
+      layout_(layout),
+      parameters_(std::move(parameters)),
+      names_(std::move(names)),
+      dtypes_(static_cast<std::size_t>(layout.num_buckets()), dtype) {
   PANNIER_CHECK(parameters_.size() == static_cast<std::size_t>(layout.num_parameters()),
                 fmt::format("{} parameters in a layout of {}", parameters_.size(), layout.num_parameters()));
+  const std::size_t first_of_last = parameters_.size() - last_dtypes.size();
+  for (std::size_t i = 0; i < last_dtypes.size(); ++i) {
+    dtypes_[static_cast<std::size_t>(layout.bucket_of(static_cast<int>(first_of_last + i)))] = last_dtypes[i];
+  }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     strides_.push_back(packed_strides(parameters_[i], names_[i]));
   }
@@ -51,7 +60,7 @@ void ParameterBuckets::allocate(int bucket) { buckets_[static_cast<std::size_t>(
 
 at::Tensor ParameterBuckets::new_flat(int bucket) {
   at::Tensor flat =
-      device_.allocate(layout_.buckets()[static_cast<std::size_t>(bucket)].numel, dtype_, Owner::kParameters);
+      device_.allocate(layout_.buckets()[static_cast<std::size_t>(bucket)].numel, dtype(bucket), Owner::kParameters);
   // Padding is read by whole-bucket transfers; it must not be garbage.
   device_.fill_zero(flat.data_ptr(), flat.nbytes());
   return flat;
@@ -171,7 +180,7 @@ bool ParameterBuckets::has_aliases(int parameter) {
 
 bool ParameterBuckets::has_bucket_form(int parameter) const {
   const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
-  return tensor.scalar_type() == dtype_ && tensor.device() == device_.torch_device() && tensor.storage_offset() == 0 &&
+  return tensor.scalar_type() == dtype_of(parameter) && tensor.device() == device_.torch_device() && tensor.storage_offset() == 0 &&
          tensor.sizes() == sizes_[static_cast<std::size_t>(parameter)] && is_packed(tensor, parameter);
 }
 
@@ -200,13 +209,13 @@ void ParameterBuckets::require_same_kind(int parameter) const {
   const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
   const std::string& name = names_[static_cast<std::size_t>(parameter)];
   const auto& sizes = sizes_[static_cast<std::size_t>(parameter)];
-  if (tensor.scalar_type() != dtype_ || tensor.device() != device_.torch_device() || tensor.sizes() != sizes) {
+  if (tensor.scalar_type() != dtype_of(parameter) || tensor.device() != device_.torch_device() || tensor.sizes() != sizes) {
     throw ConfigError(
         fmt::format("parameter {} was changed behind the engine: it is now {} of shape {} on {}, the engine holds {} "
                     "of shape {} on "
                     "{}; change the model before initialize",
                     name, c10::toString(tensor.scalar_type()), tensor.sizes().vec(), tensor.device().str(),
-                    c10::toString(dtype_), sizes, device_.torch_device().str()));
+                    c10::toString(dtype_of(parameter)), sizes, device_.torch_device().str()));
   }
   const auto& storage = storages_[static_cast<std::size_t>(parameter)];
   const auto& aliases = aliases_[static_cast<std::size_t>(parameter)];

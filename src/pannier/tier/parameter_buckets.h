@@ -19,10 +19,12 @@ namespace pannier {
 /// Owns the flat parameter buckets. One thread.
 class ParameterBuckets {
  public:
-  /// Nothing is allocated or moved yet. `parameters[i]` is parameter i of the layout. `dtype` is what they become.
+  /// Nothing is allocated or moved yet. `parameters[i]` is parameter i of the layout. `dtype` is what they become, but
+  /// for the last ones, which become `last_dtypes`; those of a bucket are of one type.
   /// Throws ConfigError naming a parameter whose memory overlaps itself (an expanded one).
   ParameterBuckets(Device& device, const BucketLayout& layout, std::vector<at::Tensor> parameters,
-                   std::vector<std::string> names, at::ScalarType dtype);
+                   std::vector<std::string> names, at::ScalarType dtype,
+                   const std::vector<at::ScalarType>& last_dtypes = {});
 
   /// Where fill() finds the elements of a parameter that has no memory of its own: flat, in the order of its memory,
   /// maybe with others after them; an undefined tensor: where it is.
@@ -61,7 +63,7 @@ class ParameterBuckets {
   [[nodiscard]] const at::Tensor& parameter(int index) const { return parameters_.at(static_cast<std::size_t>(index)); }
   [[nodiscard]] const std::string& name(int index) const { return names_.at(static_cast<std::size_t>(index)); }
   [[nodiscard]] int num_parameters() const noexcept { return static_cast<int>(parameters_.size()); }
-  [[nodiscard]] at::ScalarType dtype() const noexcept { return dtype_; }
+  [[nodiscard]] at::ScalarType dtype(int bucket) const { return dtypes_.at(static_cast<std::size_t>(bucket)); }
   /// Address of a parameter's first element in its bucket.
   [[nodiscard]] void* address(int parameter) const;
 
@@ -98,6 +100,7 @@ class ParameterBuckets {
   void allocate(int bucket);
   [[nodiscard]] at::Tensor flat_values(int parameter) const;
   void point_into_bucket(int parameter);
+  [[nodiscard]] at::ScalarType dtype_of(int parameter) const { return dtype(layout_.bucket_of(parameter)); }
   void require_same_kind(int parameter) const;
   [[nodiscard]] bool is_replaced(int parameter) const;
   void refuse(const c10::Storage& storage, int parameter) const;
@@ -107,7 +110,7 @@ class ParameterBuckets {
   const BucketLayout& layout_;
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> names_;
-  at::ScalarType dtype_;
+  std::vector<at::ScalarType> dtypes_;  ///< By bucket.
   std::vector<std::vector<std::int64_t>> strides_;
   std::vector<std::vector<std::int64_t>> sizes_;  ///< Of the parameters, as they were pointed into their buckets.
   std::vector<at::Tensor> buckets_;

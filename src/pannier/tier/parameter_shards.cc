@@ -13,9 +13,9 @@ namespace {
 
 class DeviceShards final : public ParameterShards {
  public:
-  DeviceShards(Device& device, at::ScalarType dtype, const std::vector<std::int64_t>& numels) : device_(device) {
-    for (const std::int64_t numel : numels) {
-      shards_.push_back(device.allocate(numel, dtype, Owner::kParameters));
+  DeviceShards(Device& device, const std::vector<RestingShard>& shards) : device_(device) {
+    for (const RestingShard& shard : shards) {
+      shards_.push_back(device.allocate(shard.numel, shard.dtype, Owner::kParameters));
       device.fill_zero(shards_.back().data_ptr(), shards_.back().nbytes());
     }
   }
@@ -44,14 +44,13 @@ class DeviceShards final : public ParameterShards {
 
 class HostShards final : public ParameterShards {
  public:
-  HostShards(Device& device, HostMemory& memory, Mover& up, Mover& down, at::ScalarType dtype,
-             const std::vector<std::int64_t>& numels)
-      : device_(device), up_(up), down_(down), dtype_(dtype), slots_(numels.size()) {
+  HostShards(Device& device, HostMemory& memory, Mover& up, Mover& down, const std::vector<RestingShard>& shards)
+      : device_(device), up_(up), down_(down), slots_(shards.size()) {
     std::size_t nbytes = 0;
-    for (std::size_t i = 0; i < numels.size(); ++i) {
-      slots_[i].numel = numels[i];
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      slots_[i].shard = shards[i];
       slots_[i].offset = nbytes;
-      nbytes += nbytes_of(numels[i], width());
+      nbytes += shards[i].nbytes();
     }
     slab_ = HostSlab(memory, nbytes, {.owner = "parameters"}, torch_parallel_for());
   }
@@ -103,7 +102,7 @@ class HostShards final : public ParameterShards {
   [[nodiscard]] at::Tensor own(int bucket) override {
     Slot& slot = at(bucket);
     if (!slot.lent.defined()) {
-      slot.lent = device_.allocate(slot.numel, dtype_, Owner::kParameters);
+      slot.lent = device_.allocate(slot.shard.numel, slot.shard.dtype, Owner::kParameters);
       raise(bucket, slot.lent);
       finish_raise(bucket);
     }
@@ -138,7 +137,7 @@ class HostShards final : public ParameterShards {
 
  private:
   struct Slot {
-    std::int64_t numel = 0;
+    RestingShard shard;
     std::size_t offset = 0;
     TransferPtr up;    ///< Until finish_raise().
     TransferPtr read;  ///< The last way up, after that.
@@ -148,7 +147,6 @@ class HostShards final : public ParameterShards {
   };
 
   [[nodiscard]] Slot& at(int bucket) { return slots_.at(static_cast<std::size_t>(bucket)); }
-  [[nodiscard]] std::size_t width() const { return c10::elementSize(dtype_); }
   static void end(const TransferPtr& transfer) noexcept {
     if (transfer != nullptr) {
       transfer->wait_ended();
@@ -166,21 +164,27 @@ class HostShards final : public ParameterShards {
   Device& device_;
   Mover& up_;
   Mover& down_;
-  at::ScalarType dtype_;
   std::vector<Slot> slots_;
   HostSlab slab_;
 };
 
 }  // namespace
 
-std::unique_ptr<ParameterShards> make_device_shards(Device& device, at::ScalarType dtype,
-                                                    const std::vector<std::int64_t>& numels) {
-  return std::make_unique<DeviceShards>(device, dtype, numels);
+std::vector<RestingShard> shards_of_type(at::ScalarType dtype, const std::vector<std::int64_t>& numels) {
+  std::vector<RestingShard> shards;
+  for (const std::int64_t numel : numels) {
+    shards.push_back({numel, dtype});
+  }
+  return shards;
+}
+
+std::unique_ptr<ParameterShards> make_device_shards(Device& device, const std::vector<RestingShard>& shards) {
+  return std::make_unique<DeviceShards>(device, shards);
 }
 
 std::unique_ptr<ParameterShards> make_host_shards(Device& device, HostMemory& memory, Mover& up, Mover& down,
-                                                  at::ScalarType dtype, const std::vector<std::int64_t>& numels) {
-  return std::make_unique<HostShards>(device, memory, up, down, dtype, numels);
+                                                  const std::vector<RestingShard>& shards) {
+  return std::make_unique<HostShards>(device, memory, up, down, shards);
 }
 
 }  // namespace pannier

@@ -12,12 +12,23 @@
 #include <utility>
 #include <vector>
 
+#include "pannier/base/units.h"
 #include "pannier/device/device.h"
 #include "pannier/device/mover.h"
 #include "pannier/layout/home.h"
 #include "pannier/mem/host_memory.h"
 
 namespace pannier {
+
+/// This rank's shard of one bucket.
+struct RestingShard {
+  std::int64_t numel = 0;  ///< 0 where it is not kept here.
+  at::ScalarType dtype = at::kFloat;
+  [[nodiscard]] std::size_t nbytes() const { return nbytes_of(numel, c10::elementSize(dtype)); }
+};
+
+/// Shards of these sizes, all of one type.
+[[nodiscard]] std::vector<RestingShard> shards_of_type(at::ScalarType dtype, const std::vector<std::int64_t>& numels);
 
 /// Keeps a shard of each bucket. Shards start as zero. One thread.
 class ParameterShards {
@@ -67,14 +78,12 @@ class ParameterShards {
   std::function<void(int)> before_raise_;
 };
 
-/// `numels`: of this rank's shard of each bucket; 0 for one that is not kept here. What it refers to must outlive it.
-/// Throws torch's out-of-memory error.
-[[nodiscard]] std::unique_ptr<ParameterShards> make_device_shards(Device& device, at::ScalarType dtype,
-                                                                  const std::vector<std::int64_t>& numels);
+/// What it refers to must outlive it. Throws torch's out-of-memory error.
+[[nodiscard]] std::unique_ptr<ParameterShards> make_device_shards(Device& device,
+                                                                  const std::vector<RestingShard>& shards);
 
 /// The same in host memory. Throws OutOfMemoryError.
 [[nodiscard]] std::unique_ptr<ParameterShards> make_host_shards(Device& device, HostMemory& memory, Mover& up,
-                                                                Mover& down, at::ScalarType dtype,
-                                                                const std::vector<std::int64_t>& numels);
+                                                                Mover& down, const std::vector<RestingShard>& shards);
 
 }  // namespace pannier

@@ -15,6 +15,7 @@
 #include "pannier/base/units.h"
 #include "pannier/device/dtype.h"
 #include "pannier/zero/bucket_names.h"
+#include "pannier/zero/first_values.h"
 #include "pannier/zero/parts_plan.h"
 
 namespace pannier {
@@ -30,17 +31,6 @@ std::vector<UpdateRoute> choose_routes(const PartsOptions& options, const ShardL
 // This rank's part of a bucket's parameters, on the device.
 std::function<at::Tensor(int)> own_parameters(const Parts& parts) {
   return [residence = parts.residence.get()](int bucket) { return residence->own(bucket); };
-}
-
-// Of each bucket whose parameters do not stay whole, this rank's shard; 0 of the others.
-std::vector<std::int64_t> resting_numels(const ShardLayout& shards) {
-  std::vector<std::int64_t> numels = shards.numels();
-  for (int b = 0; b < shards.buckets().num_buckets(); ++b) {
-    if (shards.buckets().group_of(b) == kLastGroup) {
-      numels[static_cast<std::size_t>(b)] = 0;
-    }
-  }
-  return numels;
 }
 
 // Alone a gradient rests in its own type; among ranks what rests is the sum over them, in fp32.
@@ -125,7 +115,7 @@ void share_opening(Communicator& communicator, const std::function<void()>& open
 template <class Open>
 void open_on_disk(const NvmeStateOptions& given, Communicator& communicator, Parts& parts, Open&& open) {
   NvmeStateOptions options = given;
-  options.label = [shards = parts.shards.get(), parameters = parts.parameters.get()](int bucket,
+  options.label = [shards = parts.model_shards.get(), parameters = parts.parameters.get()](int bucket,
                                                                                      const ElementRange& range) {
     return names_in(*shards, bucket, range, [parameters](int parameter) { return parameters->name(parameter); });
   };
@@ -139,8 +129,9 @@ void open_on_disk(const NvmeStateOptions& given, Communicator& communicator, Par
 void build_nvme_shards(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
                        Parts& parts) {
   open_on_disk(options.sharding.nvme, communicator, parts, [&](const NvmeStateOptions& nvme) {
-    auto shards = std::make_unique<NvmeShards>(device, memory, *parts.up, *parts.down, options.dtype,
-                                               resting_numels(*parts.shards), nvme);
+    auto shards = std::make_unique<NvmeShards>(
+        device, memory, *parts.up, *parts.down,
+        resting_shards(options, *parts.model_layout, parts.model_shards->numels()), nvme);
     parts.nvme_shards = shards.get();
     parts.parameter_shards = std::move(shards);
     return &parts.nvme_shards->disk();
@@ -157,22 +148,24 @@ void build_residence(const PartsOptions& options, Device& device, HostMemory& me
     return;
   }
   const auto make_shards = [&](const std::vector<std::int64_t>& numels) {
+    const std::vector<RestingShard> sizes = resting_shards(options, *parts.model_layout, numels);
     if (options.sharding.parameter_home == Home::kDevice) {
-      return make_device_shards(device, options.dtype, numels);
+      return make_device_shards(device, sizes);
     }
-    auto shards = make_host_shards(device, memory, *parts.up, *parts.down, options.dtype, numels);
+    auto shards = make_host_shards(device, memory, *parts.up, *parts.down, sizes);
     register_host(device, shards->host_bytes(), "parameters", parts);
     return shards;
   };
   if (options.sharding.parameter_home == Home::kNvme) {
     build_nvme_shards(options, device, memory, communicator, parts);
   } else {
-    parts.parameter_shards = make_shards(resting_numels(*parts.shards));
+    parts.parameter_shards = make_shards(parts.model_shards->numels());
   }
-  const std::vector<std::int64_t> for_node = node_numels_of(*parts.shards);
-  parts.gathering = for_node.empty() ? make_flat_gathering(*parts.shards, *parts.exchange, *parts.parameter_shards)
-                                     : make_node_gathering(*parts.shards, *parts.exchange, *parts.parameter_shards,
-                                                           make_shards(for_node));
+  const ShardLayout& all = *parts.model_shards;
+  const std::vector<std::int64_t> for_node = node_numels_of(all);
+  parts.gathering =
+      for_node.empty() ? make_flat_gathering(all, *parts.exchange, *parts.parameter_shards)
+                       : make_node_gathering(all, *parts.exchange, *parts.parameter_shards, make_shards(for_node));
   std::function<void(const std::string&)> on_failure;
   if (parts.nvme_shards != nullptr && communicator.world_size() > 1) {
     on_failure = [&communicator](const std::string& why) {
@@ -180,9 +173,9 @@ void build_residence(const PartsOptions& options, Device& device, HostMemory& me
     };
   }
   auto gatherer = std::make_unique<ParameterGatherer>(
-      ParameterGathererParts{device, *parts.shards, *parts.parameters, *parts.gathering, *parts.parameter_shards},
-      ParameterGathererOptions{complete_units(options, parts.layout->num_parameters()), options.sharding.prefetch_numel,
-                               on_failure});
+      ParameterGathererParts{device, all, *parts.parameters, *parts.gathering, *parts.parameter_shards},
+      ParameterGathererOptions{complete_units(options, parts.model_layout->num_parameters()),
+                               options.sharding.prefetch_numel, parts.layout->num_buckets(), on_failure});
   parts.gatherer = gatherer.get();
   parts.residence = std::move(gatherer);
 }
@@ -289,21 +282,14 @@ std::function<std::unique_ptr<GradientSharing>(GradientSharing::Deliver)> sharin
   };
 }
 
-// What the ranks' shares are together, padding included.
-at::Tensor joined(Communicator& communicator, Device& device, const at::Tensor& share) {
-  if (!share.defined()) {
-    return {};
-  }
-  const at::Tensor whole =
-      at::empty({share.numel() * communicator.world_size()}, share.options().device(device.torch_device()));
-  for (int rank = 0; rank < communicator.world_size(); ++rank) {
-    const at::Tensor part = whole.narrow(0, rank * share.numel(), share.numel());
-    if (rank == communicator.rank()) {
-      part.copy_(share);
-    }
-    communicator.broadcast(part, rank);
-  }
-  return whole;
+void lay_out(const PartsOptions& options, const std::vector<std::int64_t>& numels, const Communicator& communicator,
+             Parts& parts) {
+  const int world_size = communicator.world_size();
+  const int node_size = node_size_of(options, world_size);
+  parts.layout = std::make_unique<BucketLayout>(trained_layout(options, numels, world_size));
+  parts.shards = std::make_unique<ShardLayout>(*parts.layout, communicator.rank(), world_size, node_size);
+  parts.model_layout = std::make_unique<BucketLayout>(model_layout(options, numels, world_size));
+  parts.model_shards = std::make_unique<ShardLayout>(*parts.model_layout, communicator.rank(), world_size, node_size);
 }
 
 }  // namespace
@@ -338,14 +324,12 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
     numels.push_back(parameter.numel());
   }
   Parts parts;
-  parts.layout =
-      std::make_unique<BucketLayout>(numels, options.buckets, groups_of(options, numels, communicator.world_size()));
-  communicator.explain_failures(bucket_names(*parts.layout, names));
-  parts.shards = std::make_unique<ShardLayout>(*parts.layout, communicator.rank(), communicator.world_size(),
-                                               node_size_of(options, communicator.world_size()));
-  parts.exchange = std::make_unique<ShardExchange>(*parts.shards, communicator);
+  lay_out(options, numels, communicator, parts);
+  communicator.explain_failures(bucket_names(*parts.model_layout, names));
+  parts.exchange = std::make_unique<ShardExchange>(*parts.model_shards, communicator);
   parts.parameters =
-      std::make_unique<ParameterBuckets>(device, *parts.layout, std::move(parameters), std::move(names), options.dtype);
+      std::make_unique<ParameterBuckets>(device, *parts.model_layout, std::move(parameters), std::move(names),
+                                         options.dtype, options.sharding.frozen_dtypes);
   if (options.optimizer_home != Home::kDevice || options.sharding.parameter_home != Home::kDevice) {
     parts.up = std::make_unique<Mover>(device, Queue::kUp, options.movers);
     parts.down = std::make_unique<Mover>(device, Queue::kDown, options.movers);
@@ -358,9 +342,10 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
                           *parts.gradients, *parts.routes, options.algorithm, state_format_of(options.dtype),
                           kernels::state_names(options.algorithm, options.momentum), options.initial_state1});
   parts.parameters->come_from([&](int parameter) {
-    return joined(communicator, device, shares.empty() ? at::Tensor() : shares[static_cast<std::size_t>(parameter)]);
+    return joined_shares(communicator, device, shares.empty() ? at::Tensor() : shares[static_cast<std::size_t>(parameter)]);
   });
   parts.pipeline->initialize();
+  place_frozen(parts, communicator);
   parts.parameters->come_from(nullptr);
   parts.reducer = std::make_unique<GradientReducer>(GradientReducerParts{
       device, *parts.shards, *parts.parameters, *parts.gradients, communicator, *parts.judge,
@@ -375,7 +360,11 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
         HostUpdaterOptions{options.algorithm, state_format_of(options.dtype), options.movers.delay_seed,
                            update_threads(options, device), parts.down.get()});
     if (parts.parameter_shards) {
-      parts.parameter_shards->before_raise([overlap = parts.overlap.get()](int bucket) { overlap->wait_for(bucket); });
+      parts.parameter_shards->before_raise([overlap = parts.overlap.get(), layout = parts.layout.get()](int bucket) {
+        if (bucket < layout->num_buckets()) {  // Frozen ones are never updated.
+          overlap->wait_for(bucket);
+        }
+      });
     }
   }
   return parts;

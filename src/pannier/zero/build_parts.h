@@ -33,6 +33,9 @@ struct ShardingOptions {
   std::vector<std::vector<int>> units;
   std::int64_t prefetch_numel = 50'000'000;  ///< Elements gathered ahead of use.
   std::int64_t persistence_numel = 100'000;  ///< Parameters of at most so many elements stay whole.
+  /// Of the last parameters, which are frozen: the types that they become, equal ones side by side. They are partitioned
+  /// as the others, and have no gradient and no state.
+  std::vector<at::ScalarType> frozen_dtypes;
   int node_size = 0;  ///< Consecutive ranks that keep a copy of the parameters among them; 0: all ranks are one node.
 };
 
@@ -71,8 +74,10 @@ struct Parts {
 
   std::unique_ptr<Mover> up;
   std::unique_ptr<Mover> down;
-  std::unique_ptr<BucketLayout> layout;
+  std::unique_ptr<BucketLayout> layout;  ///< Of parameters that are trained,
   std::unique_ptr<ShardLayout> shards;
+  std::unique_ptr<BucketLayout> model_layout;  ///< and of frozen ones after them.
+  std::unique_ptr<ShardLayout> model_shards;
   std::unique_ptr<ShardExchange> exchange;
   std::unique_ptr<ParameterBuckets> parameters;
   std::unique_ptr<ParameterShards> parameter_shards;  ///< Null where all parameters are whole.
@@ -99,7 +104,7 @@ struct Parts {
   std::unique_ptr<StepOverlap> overlap;
 };
 
-/// What the parts will hold on one rank, without building them. `unmanaged_nbytes`: frozen parameters and buffers.
+/// What the parts will hold on one rank, without building them. `unmanaged_nbytes`: of what is in no bucket.
 [[nodiscard]] MemoryPlanInput plan_input(const PartsOptions& options, const std::vector<std::int64_t>& numels,
                                          std::size_t unmanaged_nbytes, int rank, int world_size);
 

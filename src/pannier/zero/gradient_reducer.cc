@@ -28,12 +28,12 @@ GradientReducer::GradientReducer(const GradientReducerParts& parts)
       closes_by_unit_(parts.closes_by_unit),
       units_begun_(static_cast<std::size_t>(shards_.buckets().num_buckets())),
       units_ended_(units_begun_.size()),
-      arrived_(static_cast<std::size_t>(parameters_.num_parameters())),
+      arrived_(static_cast<std::size_t>(layout().num_parameters())),
       fired_(arrived_.size()),
       used_(fired_.size()),
       judged_(fired_.size()),
       open_(static_cast<std::size_t>(shards_.buckets().num_buckets())) {
-  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+  for (int i = 0; i < layout().num_parameters(); ++i) {
     hooks_.emplace_back(parameters_.parameter(i), i, listener_);
     const_cast<at::Tensor&>(parameters_.parameter(i)).mutable_grad() = at::Tensor();
   }
@@ -68,10 +68,11 @@ void GradientReducer::check_gradient(int parameter, const at::Tensor& gradient) 
     throw ConfigError(
         fmt::format("the gradient of {} is sparse, which is not supported; use sparse=False in its module", name));
   }
-  if (gradient.scalar_type() != parameters_.dtype() || gradient.device() != device_.torch_device()) {
+  const at::ScalarType dtype = parameters_.dtype(layout().bucket_of(parameter));
+  if (gradient.scalar_type() != dtype || gradient.device() != device_.torch_device()) {
     throw ConfigError(fmt::format("the gradient of {} is {} on {}, expected {} on {}", name,
                                   c10::toString(gradient.scalar_type()), gradient.device().str(),
-                                  c10::toString(parameters_.dtype()), device_.torch_device().str()));
+                                  c10::toString(dtype), device_.torch_device().str()));
   }
   if (gradient.grad_fn() != nullptr) {
     throw ConfigError(
@@ -138,7 +139,9 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
 
 void GradientReducer::unit_began(const std::vector<int>& buckets) {
   for (const int bucket : buckets) {
-    ++units_begun_[static_cast<std::size_t>(bucket)];
+    if (bucket < layout().num_buckets()) {  // Those after them are frozen.
+      ++units_begun_[static_cast<std::size_t>(bucket)];
+    }
   }
 }
 
@@ -147,6 +150,9 @@ void GradientReducer::unit_ended(const std::vector<int>& buckets) {
     return;
   }
   for (const int bucket : buckets) {
+    if (bucket >= layout().num_buckets()) {
+      continue;
+    }
     const auto index = static_cast<std::size_t>(bucket);
     ++units_ended_[index];
     if (recorded_ && backward_index_ <= unit_record_.size() &&
@@ -176,7 +182,7 @@ at::Tensor GradientReducer::flat_gradient(int parameter, const at::Tensor& gradi
   if (is_its_own) {
     return gradient.as_strided({numel}, {1});
   }
-  const at::Tensor flat = device_.allocate(numel, parameters_.dtype(), Owner::kGradients);
+  const at::Tensor flat = device_.allocate(numel, gradient.scalar_type(), Owner::kGradients);
   parameters_.view_like_parameter(flat, parameter).copy_(gradient);
   return flat;
 }
@@ -313,7 +319,7 @@ void GradientReducer::drop_window(bool complete) {
   for (int b = 0; b < layout().num_buckets(); ++b) {
     open_[static_cast<std::size_t>(b)] = {};
   }
-  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+  for (int i = 0; i < layout().num_parameters(); ++i) {
     arrived_[static_cast<std::size_t>(i)] = at::Tensor();
     store_.drop(i);
   }
@@ -329,7 +335,7 @@ void GradientReducer::drop_window(bool complete) {
 }
 
 void GradientReducer::renew_hooks() {
-  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+  for (int i = 0; i < layout().num_parameters(); ++i) {
     const at::Tensor& parameter = parameters_.parameter(i);
     if (parameter.requires_grad() && !hooks_[static_cast<std::size_t>(i)].is_on(parameter)) {
       hooks_[static_cast<std::size_t>(i)] = GradientHook(parameter, i, listener_);
@@ -338,7 +344,7 @@ void GradientReducer::renew_hooks() {
 }
 
 void GradientReducer::check_hooks() {
-  for (int i = 0; i < parameters_.num_parameters(); ++i) {
+  for (int i = 0; i < layout().num_parameters(); ++i) {
     const at::Tensor& parameter = parameters_.parameter(i);
     if (!parameter.requires_grad()) {
       continue;  // Frozen for now: it gets no gradient and so no update.

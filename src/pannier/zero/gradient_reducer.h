@@ -35,7 +35,7 @@ namespace pannier {
 /// What a reducer works on. Everything must outlive it.
 struct GradientReducerParts {
   Device& device;
-  const ShardLayout& shards;
+  const ShardLayout& shards;  ///< Of parameters that are trained; those after them get no gradient.
   ParameterBuckets& parameters;
   GradientStore& store;
   Communicator& communicator;

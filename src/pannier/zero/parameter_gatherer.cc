@@ -21,6 +21,7 @@ ParameterGatherer::ParameterGatherer(const ParameterGathererParts& parts, const 
                              "pannier.zero.GatheredParameters(param, modifier_rank=0):`"}),
       prefetch_numel_(options.prefetch_numel),
       on_failure_(options.on_failure),
+      num_trained_buckets_(options.num_trained_buckets.value_or(parts.shards.buckets().num_buckets())),
       sends_early_(parts.rest.home() == Home::kDevice),
       sends_late_(!sends_early_ && parts.shards.world_size() > 1),
       slots_(static_cast<std::size_t>(parts.shards.buckets().num_buckets())),
@@ -77,7 +78,7 @@ void ParameterGatherer::raise(int bucket) {
   Slot& it = slot(bucket);
   if (!is_whole(bucket) && !it.coming.defined()) {
     const std::int64_t numel = parts_.shards.buckets().buckets()[static_cast<std::size_t>(bucket)].numel;
-    it.coming = parts_.device.allocate(numel, parts_.parameters.dtype(), Owner::kParameters);
+    it.coming = parts_.device.allocate(numel, parts_.parameters.dtype(bucket), Owner::kParameters);
     parts_.gathering.raise(bucket, it.coming);
   }
 }
@@ -393,7 +394,7 @@ void ParameterGatherer::rest_all() {
       parts_.parameters.refuse_aliases(b);
     }
   }
-  parts_.gathering.expect_changes();
+  parts_.gathering.expect_changes(num_trained_buckets_);
 }
 
 }  // namespace pannier

@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -45,6 +46,7 @@ struct ParameterGathererParts {
 struct ParameterGathererOptions {
   std::vector<std::vector<int>> units;  ///< The parameters that each unit reads; unit 0 is the whole model's forward.
   std::int64_t prefetch_numel = 0;      ///< Elements gathered ahead of use; the next unit is, if this is not 0.
+  std::optional<int> num_trained_buckets = {};  ///< Those after them are frozen: no step changes them. Empty: none is.
   /// Told why a shard can't be had, before that is thrown: other ranks wait for it in a gather. Null: nobody is.
   std::function<void(const std::string& why)> on_failure = nullptr;
 };
@@ -126,6 +128,7 @@ class ParameterGatherer final : public ParameterResidence {
   ReleasedParameters released_;
   std::int64_t prefetch_numel_;
   std::function<void(const std::string& why)> on_failure_;
+  int num_trained_buckets_;
   /// The exchange of the next unit's shards begins before the present unit's work is queued, where that does not make
   /// the host wait; else after, and not at all in a world of one, which has nothing to exchange.
   bool sends_early_;

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,7 @@ class FlatGathering final : public ShardGathering {
   }
   void store(int bucket, const at::Tensor& flat) override { rest_.store(bucket, part_of(flat, shards_.shard(bucket))); }
   void settle(int bucket) override { rest_.settle(bucket); }
-  void expect_changes() override {}
+  void expect_changes(int /*num_buckets*/) override {}
 
  private:
   const ShardLayout& shards_;
@@ -86,7 +87,7 @@ class NodeGathering final : public ShardGathering {
     rest_.settle(bucket);
     parts_->settle(bucket);
   }
-  void expect_changes() override { is_current_.assign(is_current_.size(), false); }
+  void expect_changes(int num_buckets) override { std::fill_n(is_current_.begin(), num_buckets, false); }
 
  private:
   [[nodiscard]] bool is_current(int bucket) const { return is_current_.at(static_cast<std::size_t>(bucket)); }

@@ -30,8 +30,8 @@ class ShardGathering {
   virtual void store(int bucket, const at::Tensor& flat) = 0;
   /// The host waits until no copy is under way.
   virtual void settle(int bucket) = 0;
-  /// From here on what rests of any shard may change without a store(). All ranks call it.
-  virtual void expect_changes() = 0;
+  /// From here on what rests of the first so many buckets may change without a store(). All ranks call it.
+  virtual void expect_changes(int num_buckets) = 0;
 };
 
 /// Of all ranks. What it refers to must outlive it.
