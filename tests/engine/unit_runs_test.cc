@@ -157,6 +157,16 @@ TEST(UnitRuns, AModelBuiltInSharesTrainsAsAWholeOne) {
   });
 }
 
+TEST(UnitRuns, WhatIsPartitionedAndNotTrainedNeedsStage3) {
+  testing::run_ranks(2, [&](Communicator& communicator) {
+    ZeroInit init(std::make_unique<testing::Borrowed>(communicator));
+    Stack model(&init);
+    model->scale.set_requires_grad(false);
+    EXPECT_THROW((void)initialize(model, Config::from_text(config_text(2, R"("stage": 2)")), {.init = std::move(init)}),
+                 ConfigError);
+  });
+}
+
 TEST(UnitRuns, OffloadedParametersAreWholeInTheUnitsThatRun) {
   Stack model(kWhole);
   const auto engine = initialize(model, Config::from_text(config_text(1, kOffloaded)), {.units = model->units()});
