@@ -7,7 +7,10 @@ trained, and bytes: the caller's client state, the values of the parameter group
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import decimal
+import fractions
 import io
 import json
 import logging
@@ -17,6 +20,7 @@ import pickle
 import random
 import sys
 import types
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +39,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pannier")
 _COMMON, _OWN = "common", "own"
 # What client states are commonly made of, besides what torch allows anyway.
-_SAFE = [argparse.Namespace, types.SimpleNamespace, datetime.datetime, datetime.timedelta, pathlib.PosixPath]
+_SAFE = [argparse.Namespace, types.SimpleNamespace, pathlib.PosixPath, pathlib.PurePosixPath]
+_SAFE += [datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone]
+_SAFE += [decimal.Decimal, fractions.Fraction, uuid.UUID, uuid.SafeUUID, frozenset, range, slice]
 
 
 class Checkpoints:
@@ -74,7 +80,12 @@ class Checkpoints:
             raise UsageError(f"save_checkpoint() needs a folder to save into, got {save_dir!r}")
         frozen, buffers = self._untrained()
         groups = [] if self.optimizer is None else hyperparameters(self.optimizer.param_groups, self.fixed_values)
-        contents = {_COMMON: _pack(self._common(client_state)), _OWN: _pack(self._own())}
+        try:
+            contents = {_COMMON: _pack(self._common(client_state)), _OWN: _pack(self._own())}
+        except ConfigError as error:
+            with contextlib.suppress(ConfigError):  # The others are told; here the error itself says more.
+                core.call(self.core.refuse_checkpoint, str(error))
+            raise
         try:
             core.call(
                 self.core.save_checkpoint,
@@ -114,6 +125,8 @@ class Checkpoints:
 
         Returns the path and the client state, or (None, {}) where no tag is given and `load_dir` has no `latest`.
         """
+        if load_dir is None or not os.fspath(load_dir):
+            raise UsageError(f"load_checkpoint() needs a folder to load from, got {load_dir!r}")
         frozen, buffers = self._untrained()
         by_caller = custom_load_fn is not None
         if custom_load_fn is not None:
@@ -330,6 +343,10 @@ def state_dict_of(folder: str | os.PathLike[str], tag: Any = None) -> dict[str, 
 
 
 def _say_nothing_was_loaded(folder: Any) -> None:
+    if (path := pathlib.Path(folder) / "manifest.json").is_file():
+        raise UsageError(
+            f"{path.parent} is a checkpoint itself: load from the folder that it is in, with tag={path.parent.name!r}"
+        )
     tags = sorted(path.parent.name for path in pathlib.Path(folder).glob("*/manifest.json"))
     there = f"give one of the tags that are there: {', '.join(tags)}" if tags else "there is no tag in it"
     _log.warning("%s has no file 'latest', and no tag was given: nothing was loaded; %s", folder, there)
@@ -413,7 +430,7 @@ def _safe_types() -> list[Any]:
     if (numpy := sys.modules.get("numpy")) is not None:
         scalar = getattr(numpy, "_core", getattr(numpy, "core", None)).multiarray
         safe += [numpy.ndarray, numpy.dtype, scalar.scalar, scalar._reconstruct]
-        safe += [type(numpy.dtype(kind)) for kind in "?bBhHiIlLqQefdFD"]
+        safe += [type(numpy.dtype(kind)) for kind in "?bBhHiIlLqQefdFDUSMm"]
     return safe
 
 

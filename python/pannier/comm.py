@@ -121,7 +121,7 @@ def ensure_group(dist_init_required: bool | None = None, timeout_seconds: float 
 
 
 def engine_group(device: str, timeout_seconds: float) -> Any:
-    """A group of all ranks that only one engine uses, for the core; None with one rank.
+    """A group of all ranks that only one engine uses; None with one rank.
 
     `device` is where the engine trains. The group's own timeout is above the engine's, whose monitor is to find out first.
     """
@@ -131,12 +131,19 @@ def engine_group(device: str, timeout_seconds: float) -> Any:
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(torch.device(device))
-    group = dist.new_group(
+    return dist.new_group(
         timeout=timedelta(seconds=2 * timeout_seconds + 600),
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         device_id=torch.device(device) if on_gpu else None,
     )
-    return group.boxed()
+
+
+def end_engine_group(group: Any) -> None:
+    """Lets go of what `engine_group` made: torch keeps its threads and sockets until it is told. One of GPUs stays, since
+    ending it may wait for ranks that are gone."""
+    if group is not None and dist.is_initialized() and "nccl" not in str(dist.get_backend_config(group)):
+        with contextlib.suppress(ValueError):  # All groups were ended before.
+            dist.destroy_process_group(group)
 
 
 def told_to_all(initialize: Callable[_P, _R]) -> Callable[_P, _R]:

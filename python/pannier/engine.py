@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pannier import backward_checks, core, groups, inputs, lr_schedules, managed, overlap, sharded, units
+from pannier import backward_checks, comm, core, groups, inputs, lr_schedules, managed, overlap, sharded, units
 from pannier.batches import Batches
 from pannier.checkpoints import Checkpoints
 from pannier.config import Config
@@ -56,6 +56,7 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         optimizer: Optimizer | None,
         rank: int = 0,
         world_size: int = 1,
+        group: Any = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -69,6 +70,7 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.world_size = world_size
         self.dp_world_size = world_size
+        self._group = group
         self._config = config
         self._core = handle
         self._process_id = os.getpid()
@@ -360,6 +362,9 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         if self._input_hook is not None:
             self._input_hook.remove()
             self._input_hook = None
+        if self._finalizer.alive and os.getpid() == self._process_id:
+            self._finalizer()
+            comm.end_engine_group(self._group)
         self._finalizer()
 
     def train(self, mode: bool = True) -> Engine:
@@ -394,9 +399,10 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         """With partitioned parameters: somebody in the model reads one whose module does not run."""
         self.tell("use_parameter", index)
 
-    def hold_parameters(self, indices: Sequence[int]) -> None:
-        """Makes parameters whole until `let_go_parameters`. All ranks call it."""
-        core.call(self.core.hold, list(indices))
+    def hold_parameters(self, indices: Sequence[int], watches: bool = False) -> None:
+        """Makes parameters whole until `let_go_parameters`. All ranks call it. `watches`: values that are written until
+        then through `.data`, which torch does not count, count too."""
+        core.call(self.core.hold, list(indices), watches)
 
     def let_go_parameters(self, indices: Sequence[int], modifier_rank: int | None = None) -> None:
         """Ends `hold_parameters`. With `modifier_rank` all ranks get that rank's values."""

@@ -93,7 +93,9 @@ def initialize(
         scheduler = None if wrapped is None else _build_scheduler(lr_scheduler, wrapped, read)
         numbers = [] if wrapped is None else hyperparameters(wrapped.param_groups, fixed_by(rule))
         states = groups.take_states(basic)
+        group: Any = None
         try:
+            group = comm.engine_group(device or _device_of(params), read.config["pannier"]["collective_timeout"])
             handle = core.new_engine(
                 read.core,
                 rule,
@@ -105,10 +107,10 @@ def initialize(
                 device,
                 sharded.parameters_of_units(model, list(params.values())),
                 early.shares_of(list(params.values()), placed),
-                comm.engine_group(device or _device_of(params), read.config["pannier"]["collective_timeout"]),
+                None if group is None else group.boxed(),
             )
             early.forget(params.values())
-            engine = Engine(model, read, handle, list(params.values()), wrapped, rank, world_size)
+            engine = Engine(model, read, handle, list(params.values()), wrapped, rank, world_size, group)
             groups.give_states(handle, states, trained)
         except Exception:
             groups.restore_states(basic, states)
@@ -160,12 +162,41 @@ def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             raise ConfigError(f"parameter {name} is on device {param.device}; expected cpu or cuda")
         if param.layout != torch.strided:
             raise ConfigError(f"parameter {name} has layout {param.layout}; only strided parameters are supported")
+        if param.is_inference():
+            raise ConfigError(
+                f"parameter {name} was made inside torch.inference_mode(), so that it can't be trained; make the model "
+                "outside, or clone its parameters there"
+            )
         if _overlaps(param):
             raise ConfigError(
                 f"parameter {name} of shape {tuple(param.shape)} and strides {param.stride()} overlaps itself in "
                 "memory (an expanded tensor); make it contiguous first"
             )
+    _require_buffers_apart(model, params)
     return params
+
+
+def _require_buffers_apart(model: torch.nn.Module, params: dict[str, torch.nn.Parameter]) -> None:
+    """Raises for a buffer that shows a trained parameter: the engine moves parameters, and it would stay as it was."""
+    trained: dict[int, list[tuple[range, str]]] = {}
+    for name, param in params.items():
+        if param.requires_grad and param.numel() > 0 and not sharded.is_away(param):
+            trained.setdefault(param.untyped_storage().data_ptr(), []).append((_bytes_of(param), name))
+    for buffer_name, buffer in model.named_buffers():
+        if buffer.layout != torch.strided or buffer.numel() == 0 or sharded.is_away(buffer):
+            continue
+        seen = _bytes_of(buffer)
+        for taken, name in trained.get(buffer.untyped_storage().data_ptr(), ()):
+            if seen.start < taken.stop and taken.start < seen.stop:
+                raise ConfigError(
+                    f"buffer {buffer_name} is a view of parameter {name}, which it would not follow while that is "
+                    "trained; make it a copy (.clone()), or read the parameter instead"
+                )
+
+
+def _bytes_of(tensor: torch.Tensor) -> range:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size())
 
 
 def _overlaps(param: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ by `weight_norm`, by a whole new submodule) would train on unseen while the modu
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable
 
 import torch
 
@@ -26,17 +26,18 @@ class Places:
             for name, param in module.named_parameters()
             if id(param) in wanted and not param.requires_grad
         ]
-        self._links: list[tuple[Mapping[str, Any], str, Any, str]] = []
+        # The part and not its dict, which stage 3 replaces.
+        self._links: list[tuple[torch.nn.Module, str, str, Any, str]] = []
         for prefix, part in module.named_modules():
-            for slots in (part._modules, part._parameters):
-                for key, value in slots.items():
+            for slots in ("_modules", "_parameters"):
+                for key, value in getattr(part, slots).items():
                     if value is not None:
-                        self._links.append((slots, key, value, f"{prefix}.{key}" if prefix else key))
+                        self._links.append((part, slots, key, value, f"{prefix}.{key}" if prefix else key))
 
     def require_unchanged(self) -> None:
         """Raises naming the first place that holds another object, or the first parameter that was unfrozen."""
-        for slots, key, value, name in self._links:
-            if slots.get(key) is not value:
+        for part, slots, key, value, name in self._links:
+            if getattr(part, slots).get(key) is not value:
                 raise UsageError(
                     f"{name} is not the object that initialize() saw, so the engine trains what the module no longer "
                     "uses; change a parameter in place, or destroy() the engine and initialize() again"

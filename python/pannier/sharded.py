@@ -115,11 +115,19 @@ class Call:
         self.num_missing = 0
         self.leaf_hooks: list[RemovableHandle] = []
 
-    def begin(self, *args: Any) -> None:
+    def begin(self) -> None:
         """Its backward begins."""
         engine = self.owner()
         if engine is not None and not self.is_open:
             self.is_open = True
+            engine.tell("begin_unit_backward", self.unit)
+
+    def begin_at_node(self, *gradients: Any) -> None:
+        """The same, found out by a node. A backward that builds a graph of its own (create_graph) leaves nodes that read
+        parameters too, and nothing says when they have run: they stay whole until the engine's next backward ends."""
+        if not torch.is_grad_enabled():
+            self.begin()
+        elif (engine := self.owner()) is not None and not self.is_open:
             engine.tell("begin_unit_backward", self.unit)
 
     def end(self, *args: Any) -> None:
@@ -130,18 +138,19 @@ class Call:
             engine.tell("end_unit_backward", self.unit)
 
     def end_of_leaf(self, gradient: torch.Tensor) -> None:
-        """The same, if it was the last of the leaves that it was given."""
+        """The same, if it was the last of the leaves that it was given. A leaf may be ready before the gradients of
+        parameters that the same node had, so this waits until the backward that runs now ends."""
         self.num_missing -= 1
         if self.num_missing == 0:
             for hook in self.leaf_hooks:
                 hook.remove()
-            self.end()
+            torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
     def watch(self, given: Any, returned: Any) -> None:
         """Waits for its backward. Autograd runs nodes that were made later first, so when the node that made one of its
         inputs runs, none of its own is left; a leaf may be ready earlier, so all of them count."""
         for node in {tensor.grad_fn for tensor in _tensors(returned) if tensor.grad_fn is not None}:
-            node.register_prehook(self.begin)
+            node.register_prehook(self.begin_at_node)
         inputs = [tensor for tensor in _tensors(given) if tensor.requires_grad]
         nodes = {tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None}
         for node in nodes:

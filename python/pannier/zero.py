@@ -146,7 +146,7 @@ class GatheredParameters:
         self._early = [param for param in self.params if early.is_partitioned(param)] if self.enabled else []
         early.gather(self._early)
         for engine, indices in self._by_engine() if self.enabled else ():
-            engine.hold_parameters(indices)
+            engine.hold_parameters(indices, watches=True)
             self._held.append((engine, indices))
 
     def __exit__(

@@ -305,6 +305,23 @@ def test_buffers_that_share_memory_still_do(dtype: str) -> None:
     assert module.table[1].tolist() == [5, 5, 5]
 
 
+def test_a_buffer_that_shows_a_parameter_is_refused() -> None:
+    """It would stay as it was while the parameter is trained."""
+    model = nn.Linear(3, 3)
+    model.register_buffer("row", model.weight.detach()[1])
+    with pytest.raises(pannier.ConfigError, match="buffer row is a view of parameter weight"):
+        pannier.initialize(model=model, config=config(ADAMW))
+    model.row = model.row.clone()
+    pannier.initialize(model=model, config=config(ADAMW))[0].destroy()
+
+
+def test_a_model_made_in_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(3, 3)
+    with pytest.raises(pannier.ConfigError, match="weight was made inside torch.inference_mode"):
+        pannier.initialize(model=model, config=config(ADAMW))
+
+
 def test_shared_memory_is_counted_once() -> None:
     plain, sharing = model(), model()
     plain.register_buffer("table", torch.zeros(1 << 20))

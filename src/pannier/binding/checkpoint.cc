@@ -53,6 +53,8 @@ using Loaded = std::tuple<std::string, Texts, Bytes, Bytes, std::vector<Names>>;
 
 void define_checkpoint(torch::class_<EngineHolder>& engine) {
   engine
+      .def("refuse_checkpoint",
+           [](const Self& self, const std::string& why) { translated([&] { self->core.refuse_checkpoint(why); }); })
       .def("save_checkpoint",
            [](const Self& self, const std::string& folder, const std::string& tag, bool set_latest,
               bool excludes_frozen, const c10::List<Numbers>& groups, const Names& frozen_names, const Tensors& frozen,

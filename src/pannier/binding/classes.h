@@ -3,6 +3,8 @@
 // released around every call.
 #pragma once
 
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/custom_class.h>
@@ -21,10 +23,26 @@ namespace pannier::binding {
 
 using Numbers = c10::Dict<std::string, double>;
 
+/// While it lives, what is made is an ordinary tensor, in torch.inference_mode() too: the engine keeps it for longer.
+class OrdinaryTensors {
+ public:
+  OrdinaryTensors() {
+    if (c10::InferenceMode::is_enabled()) {
+      mode_.emplace(false);
+      no_grad_.emplace();
+    }
+  }
+
+ private:
+  std::optional<c10::InferenceMode> mode_;
+  std::optional<c10::NoGradGuard> no_grad_;
+};
+
 /// Runs `body` and rethrows our errors as torch's: ConfigError as ValueError, OutOfMemoryError as OutOfMemoryError, the
 /// others as RuntimeError with a mark that the Python package reads.
 template <class Body>
 auto translated(Body&& body) -> decltype(body()) {
+  const OrdinaryTensors ordinary;
   try {
     return body();
   } catch (const ConfigError& error) {

@@ -126,10 +126,8 @@ void define_engine(torch::Library& library) {
            })
       .def("use_parameter",
            [](const Self& self, std::int64_t parameter) { translated([&] { self->core.use(parameter); }); })
-      .def("hold",
-           [](const Self& self, const std::vector<std::int64_t>& parameters) {
-             translated([&] { self->core.hold(parameters); });
-           })
+      .def("hold", [](const Self& self, const std::vector<std::int64_t>& parameters,
+                      bool watches) { translated([&] { self->core.hold(parameters, watches); }); })
       .def("let_go",
            [](const Self& self, const std::vector<std::int64_t>& parameters, std::int64_t modifier) {
              translated([&] {

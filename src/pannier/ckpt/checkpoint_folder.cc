@@ -18,7 +18,6 @@
 namespace pannier::ckpt {
 namespace {
 
-constexpr const char* kLatestName = "latest";
 constexpr const char* kPartialManifest = "manifest.json.partial";
 
 // One chunk at a time, so that memory stays small.

@@ -16,6 +16,9 @@
 
 namespace pannier::ckpt {
 
+/// The file beside the tags that names the last one.
+inline constexpr const char* kLatestName = "latest";
+
 /// What is known of a tag without reading its data.
 struct TagInfo {
   std::string tag;

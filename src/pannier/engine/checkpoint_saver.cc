@@ -103,7 +103,11 @@ void CheckpointSave::finish() {
 void CheckpointSave::agree(const CheckpointContents& contents) {
   const std::vector<std::string> said = done_by_all(parts_.ranks, "the tag of a checkpoint", [&] {
     if (!ckpt::is_plain_name(place_.tag)) {
-      throw ConfigError(fmt::format("'{}' is no tag: letters, digits, '.', '_' and '-' only", place_.tag));
+      throw ConfigError(
+          fmt::format("'{}' is no tag: letters, digits, '.', '_' and '-' only, and 255 of them at most", place_.tag));
+    }
+    if (place_.tag == ckpt::kLatestName) {
+      throw ConfigError(fmt::format("'{}' is no tag: the file of that name says which one is", place_.tag));
     }
     make_folders(place_.folder + "/" + place_.tag);
     std::string text = fmt::format("{} {}", place_.tag, ckpt::new_save_name());

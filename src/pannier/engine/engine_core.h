@@ -125,7 +125,8 @@ class EngineCore {
   /// Somebody in the model reads a parameter whose unit does not run (ParameterGatherer::use).
   void use(std::int64_t parameter);
   /// Makes parameters whole until let_go(). All ranks call it; does nothing where they always are.
-  void hold(const std::vector<std::int64_t>& parameters);
+  /// `watches`: values that are written until then by a way that torch does not count (`param.data`) count too.
+  void hold(const std::vector<std::int64_t>& parameters, bool watches);
   /// Ends hold(). With a `modifier`, a rank, the others get its values, and it is a ConfigError on all if another rank
   /// changed any; all ranks call it. Without, edits count as they do elsewhere.
   void let_go(const std::vector<std::int64_t>& parameters, std::optional<int> modifier);
@@ -192,6 +193,9 @@ class EngineCore {
   /// out of order or a tag that can't be, IoError where a disk refuses, CollectiveError where a rank does not come.
   /// With "checkpoint.async" it returns the path when small things are copied; finish_checkpoint() does the rest.
   std::string save_checkpoint(SavePlace place, const CheckpointContents& contents);
+  /// Takes the place of save_checkpoint() on a rank that can't say what to save: throws ConfigError there, and on the
+  /// ranks that call save_checkpoint().
+  void refuse_checkpoint(const std::string& why);
   /// Waits until the last checkpoint is durable, if one is still being written. All ranks call it. Throws as
   /// save_checkpoint(). The next save, load and close() do so too; the next call of others throws where it has failed.
   void finish_checkpoint();
@@ -223,14 +227,17 @@ class EngineCore {
   void check_inputs(const EngineInputs& inputs) const;
   void agree(const EngineInputs& inputs);
   void require_whole_nodes(int node_size) const;
-  [[nodiscard]] std::string common_text(const std::vector<kernels::Hyperparameters>& groups) const;
+  [[nodiscard]] std::string common_text(const std::vector<kernels::Hyperparameters>& groups);
   void require_same(const at::Tensor& value, const std::string& what);
   void take_edits(bool take_replaced);
   void keep_edits(const std::vector<int>& parameters);
   [[nodiscard]] bool is_trained(const EngineInputs& inputs, std::size_t parameter) const;
   [[nodiscard]] std::vector<std::size_t> number_parameters(const EngineInputs& inputs, PartsOptions& options);
   [[nodiscard]] std::vector<int> managed(const std::vector<std::int64_t>& parameters) const;
-  void share_edits(const std::vector<int>& parameters, int modifier);
+  void share_edits(const std::vector<int>& parameters, const std::set<int>& changed, int modifier);
+  [[nodiscard]] std::vector<std::int64_t> bits_of(const std::vector<int>& parameters);
+  void note_partitioned_edits(const std::vector<int>& parameters);
+  std::set<int> take_watched_edits(const std::vector<int>& parameters);
   void end_reducer_backward();
   [[nodiscard]] MemoryPlanInput whole_plan_input(PartsOptions& options, const std::vector<std::int64_t>& numels,
                                                  std::size_t unmanaged_nbytes) const;
@@ -295,6 +302,8 @@ class EngineCore {
   std::vector<std::int64_t> steps_;              ///< Updates of each parameter in the parts.
   std::unique_ptr<Update> update_;               ///< While one runs or is half done.
   std::set<int> edited_;                         ///< Parameters that somebody wrote into since the last step.
+  std::map<int, std::int64_t> edited_bits_;      ///< Fingerprints of those that no rank has whole when it steps.
+  std::map<int, std::int64_t> watched_bits_;     ///< Fingerprints of held parameters as they were.
   LossScaler scaler_;
   Counters counters_;
   std::int64_t micro_in_window_ = 0;

@@ -5,10 +5,12 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <iterator>
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
 #include "pannier/engine/engine_core.h"
+#include "pannier/tier/fingerprint.h"
 
 namespace pannier {
 
@@ -42,12 +44,19 @@ void EngineCore::use(std::int64_t parameter) {
   }
 }
 
-void EngineCore::hold(const std::vector<std::int64_t>& parameters) {
+void EngineCore::hold(const std::vector<std::int64_t>& parameters, bool watches) {
   require_open();
   wait_for_snapshot();
   wait_for_parameters();
+  const std::vector<int> indices = managed(parameters);
   if (gatherer() != nullptr) {
-    gatherer()->hold(managed(parameters));
+    gatherer()->hold(indices);
+  }
+  if (watches && parts_) {
+    const std::vector<std::int64_t> bits = bits_of(indices);
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      watched_bits_.emplace(indices[i], bits[i]);  // What an outer hold has seen stays.
+    }
   }
 }
 
@@ -64,8 +73,11 @@ void EngineCore::let_go(const std::vector<std::int64_t>& parameters, std::option
     }
   };
   try {
+    const std::set<int> changed = take_watched_edits(indices);
     if (modifier) {
-      share_edits(indices, *modifier);
+      share_edits(indices, changed, *modifier);
+    } else {
+      note_partitioned_edits(indices);
     }
   } catch (...) {
     let_go();
@@ -74,23 +86,82 @@ void EngineCore::let_go(const std::vector<std::int64_t>& parameters, std::option
   let_go();
 }
 
-void EngineCore::share_edits(const std::vector<int>& parameters, int modifier) {
+std::vector<std::int64_t> EngineCore::bits_of(const std::vector<int>& parameters) {
+  std::vector<at::Tensor> flat;
+  flat.reserve(parameters.size());
+  for (const int parameter : parameters) {
+    const Segment& segment = parts_->model_layout->segment_of(parameter);
+    flat.push_back(
+        parts_->parameters->bucket(parts_->model_layout->bucket_of(parameter)).narrow(0, segment.offset, segment.numel));
+  }
+  return fingerprints(flat);
+}
+
+// Of parameters that will be partitioned again, what a rank wrote can only be seen now.
+void EngineCore::note_partitioned_edits(const std::vector<int>& parameters) {
+  if (gatherer() == nullptr || communicator_->world_size() == 1) {
+    return;
+  }
   const c10::NoGradGuard no_grad;
   take_edits(true);
-  std::int64_t edited_here = 0;
-  for (const int parameter : parameters) {
-    edited_here += edited_.contains(parameter) ? 1 : 0;
+  std::vector<int> edited;
+  std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(edited),
+               [this](int parameter) { return edited_.contains(parameter); });
+  const std::vector<std::int64_t> bits = bits_of(edited);
+  for (std::size_t i = 0; i < edited.size(); ++i) {
+    edited_bits_[edited[i]] = bits[i];
   }
-  std::int64_t edited_elsewhere = communicator_->rank() == modifier ? 0 : edited_here;
-  communicator_->sum({&edited_elsewhere, 1});
-  for (const int parameter : parameters) {
+}
+
+// Those that were held and are not as they were.
+std::set<int> EngineCore::take_watched_edits(const std::vector<int>& parameters) {
+  std::vector<int> watched;
+  std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(watched),
+               [this](int parameter) { return watched_bits_.contains(parameter); });
+  if (watched.empty()) {
+    return {};
+  }
+  const c10::NoGradGuard no_grad;
+  take_edits(true);
+  const std::vector<std::int64_t> bits = bits_of(watched);
+  std::vector<int> changed;
+  for (std::size_t i = 0; i < watched.size(); ++i) {
+    const auto before = watched_bits_.extract(watched[i]);
+    if (before.mapped() != bits[i]) {
+      changed.push_back(watched[i]);
+    }
+  }
+  edited_.insert(changed.begin(), changed.end());
+  keep_edits(changed);
+  return {changed.begin(), changed.end()};
+}
+
+// Values of the modifier go to the others; masters of what it left alone are not rounded to what the parameter shows.
+void EngineCore::share_edits(const std::vector<int>& parameters, const std::set<int>& changed, int modifier) {
+  const c10::NoGradGuard no_grad;
+  const bool is_modifier = communicator_->rank() == modifier;
+  std::vector<std::int64_t> numbers(parameters.size() + 1);  // What the modifier changed, and how much the others did.
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool is_changed = changed.contains(parameters[i]);
+    numbers[i] = is_changed && is_modifier ? 1 : 0;
+    numbers.back() += is_changed && !is_modifier ? 1 : 0;
+  }
+  communicator_->sum(numbers);
+  std::vector<int> shared;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (numbers[i] > 0 || numbers.back() > 0) {
+      shared.push_back(parameters[i]);
+    }
+  }
+  for (const int parameter : shared) {
     const at::Tensor flat = parts_->parameters->bucket(parts_->model_layout->bucket_of(parameter));
     const Segment& segment = parts_->model_layout->segment_of(parameter);
     communicator_->broadcast(flat.narrow(0, segment.offset, segment.numel), modifier);
     edited_.insert(parameter);
+    edited_bits_.erase(parameter);
   }
-  keep_edits(parameters);
-  if (edited_elsewhere > 0) {
+  keep_edits(shared);
+  if (numbers.back() > 0) {
     throw ConfigError(fmt::format(
         "parameters were changed inside GatheredParameters on a rank that is not its modifier_rank {}; all ranks have "
         "that rank's values now",

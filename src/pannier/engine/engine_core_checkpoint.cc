@@ -133,6 +133,11 @@ std::string EngineCore::save_checkpoint(SavePlace place, const CheckpointContent
   return path;
 }
 
+void EngineCore::refuse_checkpoint(const std::string& why) {
+  finish_checkpoint();
+  (void)done_by_all(*communicator_, "save_checkpoint()", [&]() -> std::string { throw ConfigError(why); });
+}
+
 void EngineCore::finish_checkpoint() {
   if (save_ == nullptr) {
     return;
@@ -203,6 +208,7 @@ std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const LoadRequest& r
   loader.load(request, *loaded);
   take_attributes(request, loaded->attributes);
   edited_.clear();
+  edited_bits_.clear();
   failed_load_.clear();
   return loaded;
 }

@@ -53,7 +53,14 @@ void EngineCore::check_inputs(const EngineInputs& inputs) const {
 }
 
 // What must be the same on every rank at a step, a line a thing, so that the first difference says what it is.
-std::string EngineCore::common_text(const std::vector<kernels::Hyperparameters>& groups) const {
+// Of edited parameters the bits are: each rank would go on with its own.
+std::string EngineCore::common_text(const std::vector<kernels::Hyperparameters>& groups) {
+  std::map<int, std::int64_t> bits = edited_bits_;
+  for (const int parameter : edited_) {
+    if (parts_->parameters->has_memory(parts_->model_layout->bucket_of(parameter))) {
+      bits[parameter] = bits_of({parameter}).front();
+    }
+  }
   std::string text;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& g = groups[i];
@@ -64,8 +71,10 @@ std::string EngineCore::common_text(const std::vector<kernels::Hyperparameters>&
         g.nesterov ? ", nesterov" : "", g.bias_correction ? "" : ", no bias correction");
   }
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    text += fmt::format("{}: {} updates{}\n", parts_->parameters->name(static_cast<int>(i)), steps_[i],
-                        edited_.contains(static_cast<int>(i)) ? ", edited" : "");
+    const int index = static_cast<int>(i);
+    text += fmt::format(
+        "{}: {} updates{}{}\n", parts_->parameters->name(index), steps_[i], edited_.contains(index) ? ", edited" : "",
+        bits.contains(index) ? fmt::format(" to values {:016x}", static_cast<std::uint64_t>(bits[index])) : "");
   }
   return text;
 }

@@ -300,6 +300,7 @@ void EngineCore::skip_step(const Verdict& verdict) {
 void EngineCore::finish_window(const std::vector<kernels::Hyperparameters>& groups) {
   if (communicator_->world_size() == 1) {
     edited_.clear();
+    edited_bits_.clear();
     parts_->reducer->finish_window();
     return;
   }
@@ -307,6 +308,7 @@ void EngineCore::finish_window(const std::vector<kernels::Hyperparameters>& grou
   constexpr int kRoomForTheSum = 20;
   const bool is_same = parts_->reducer->finish_window(static_cast<std::int64_t>(fnv1a(text) >> kRoomForTheSum));
   edited_.clear();
+  edited_bits_.clear();
   if (!is_same) {
     drop_gradients();
     communicator_->agree(fmt::format("values of step {}", counters_.global_steps + 1), text);

@@ -28,6 +28,8 @@ GradientReducer::GradientReducer(const GradientReducerParts& parts)
       closes_by_unit_(parts.closes_by_unit),
       units_begun_(static_cast<std::size_t>(shards_.buckets().num_buckets())),
       units_ended_(units_begun_.size()),
+      ends_before_gradient_(units_begun_.size()),
+      stays_open_(units_begun_.size()),
       arrived_(static_cast<std::size_t>(layout().num_parameters())),
       fired_(arrived_.size()),
       used_(fired_.size()),
@@ -54,6 +56,7 @@ void GradientReducer::begin_backward(bool last) {
   std::fill(fired_.begin(), fired_.end(), 0);
   std::fill(units_begun_.begin(), units_begun_.end(), 0);
   std::fill(units_ended_.begin(), units_ended_.end(), 0);
+  std::fill(ends_before_gradient_.begin(), ends_before_gradient_.end(), 0);
   for (int b = 0; b < layout().num_buckets(); ++b) {
     OpenBucket& open = open_[static_cast<std::size_t>(b)];
     open = {};
@@ -115,9 +118,7 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
   if (open.closed) {
     record_[backward_index_ - 1][index] = fired_[index] + 1;
-    for (auto& record : unit_record_) {
-      record[static_cast<std::size_t>(bucket)] = 0;  // It closes with the backward from now on.
-    }
+    stays_open_[static_cast<std::size_t>(bucket)] = 1;
     throw ConfigError(
         fmt::format("a gradient of {} arrived after its bucket was closed: it came {} times in this backward, {} in "
                     "earlier steps. This step's gradients are dropped; later steps wait for it",
@@ -132,6 +133,10 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   }
   ++fired_[index];
   used_[index] = true;
+  if (!recorded_ && closes_by_unit_) {
+    const auto b = static_cast<std::size_t>(bucket);
+    ends_before_gradient_[b] = units_begun_[b] == units_ended_[b] ? units_ended_[b] : 0;
+  }
   if (recorded_ && !closes_by_unit_ && fired_[index] == expected(parameter) && --open.num_waiting == 0) {
     close_full(bucket);
   }
@@ -155,7 +160,7 @@ void GradientReducer::unit_ended(const std::vector<int>& buckets) {
     }
     const auto index = static_cast<std::size_t>(bucket);
     ++units_ended_[index];
-    if (recorded_ && backward_index_ <= unit_record_.size() &&
+    if (recorded_ && stays_open_[index] == 0 && backward_index_ <= unit_record_.size() &&
         units_ended_[index] == unit_record_[backward_index_ - 1][index]) {
       close_full(bucket);
     }
@@ -249,9 +254,10 @@ void GradientReducer::end_backward() {
   store_.free_sent(/*wait=*/false);
   if (record_.size() < backward_index_) {
     record_.push_back(fired_);
-    auto& ended = unit_record_.emplace_back(units_ended_);
-    for (std::size_t b = 0; b < ended.size(); ++b) {
-      ended[b] = units_begun_[b] == ended[b] ? ended[b] : 0;
+    unit_record_.push_back(units_ended_);
+    for (std::size_t b = 0; b < units_ended_.size(); ++b) {
+      const bool ends_late = ends_before_gradient_[b] > 0 && ends_before_gradient_[b] == units_ended_[b];
+      stays_open_[b] = stays_open_[b] > 0 || units_begun_[b] != units_ended_[b] || ends_late ? 1 : 0;
     }
     return;
   }
@@ -283,12 +289,16 @@ bool GradientReducer::agree(std::int64_t fingerprint) {
     std::vector<std::int64_t> all(numbers.begin(), numbers.end());
     all.insert(all.end(), used_.begin(), used_.end());
     all.push_back(fingerprint);
+    if (closes_by_unit_ && !recorded_) {
+      all.insert(all.end(), stays_open_.begin(), stays_open_.end());
+    }
     communicator_.sum(all);
-    sum = all.back();
-    all.pop_back();
-    const auto end = all.begin() + static_cast<std::ptrdiff_t>(numbers.size());
-    std::copy(all.begin(), end, numbers.begin());
-    std::transform(end, all.end(), used_.begin(), [](std::int64_t num_ranks) { return num_ranks > 0; });
+    const auto used = all.begin() + static_cast<std::ptrdiff_t>(numbers.size());
+    const auto used_end = used + static_cast<std::ptrdiff_t>(used_.size());
+    sum = *used_end;
+    std::copy(all.begin(), used, numbers.begin());
+    std::transform(used, used_end, used_.begin(), [](std::int64_t num_ranks) { return num_ranks > 0; });
+    std::copy(used_end + 1, all.end(), stays_open_.begin());  // Nothing, in later windows.
   });
   return sum == fingerprint * communicator_.world_size();
 }
@@ -327,6 +337,7 @@ void GradientReducer::drop_window(bool complete) {
   if (!recorded_) {
     record_.clear();
     unit_record_.clear();
+    std::fill(stays_open_.begin(), stays_open_.end(), 0);
   }
   sharing_->drop();
   backward_index_ = 0;

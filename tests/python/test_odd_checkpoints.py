@@ -1,0 +1,100 @@
+"""What people put into checkpoints, and how they call them, beside a plain resume."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import fractions
+import pathlib
+import types
+import uuid
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import pannier
+import ranks
+from test_checkpoints import small_engine, small_step
+
+VALUES: dict[str, Any] = {
+    "moment": datetime.datetime(2020, 1, 2, tzinfo=datetime.timezone.utc),
+    "other times": [datetime.date(2020, 1, 2), datetime.time(3, 4), datetime.timedelta(5), datetime.timezone.utc],
+    "numbers": [decimal.Decimal("1.5"), fractions.Fraction(1, 3), 1 + 2j, 10**40, float("inf")],
+    "sets": [{1, 2}, frozenset([3]), range(4), slice(1, 2)],
+    "collections": [collections.Counter("aab"), collections.OrderedDict(a=1), types.SimpleNamespace(a=1)],
+    "name": uuid.UUID(int=5),
+    "bytes": [b"a", bytearray(b"b")],
+    "path": pathlib.Path("a/b"),
+    "of torch": [torch.bfloat16, torch.device("cpu"), torch.Size([2])],
+    "of numpy": [numpy.float32(2), numpy.int64(3), numpy.datetime64("2020-01-01")],
+    "keys": {1: 2, ("a", 1): 3, None: 4},
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_client_state_comes_back(tmp_path: pathlib.Path, name: str) -> None:
+    engine = small_engine()
+    engine.save_checkpoint(tmp_path, client_state={name: VALUES[name]})
+    found = engine.load_checkpoint(tmp_path)[1][name]
+    assert found == VALUES[name] and type(found) is type(VALUES[name])
+    engine.destroy()
+
+
+def test_arrays_come_back(tmp_path: pathlib.Path) -> None:
+    engine = small_engine()
+    engine.save_checkpoint(tmp_path, client_state={"words": numpy.array(["ab", "c"]), "state": numpy.random.get_state()})
+    found = engine.load_checkpoint(tmp_path)[1]
+    assert found["words"].tolist() == ["ab", "c"] and len(found["state"]) == 5
+    engine.destroy()
+
+
+def refused_on_rank_0(rank: int, world: int, folder: str) -> str:
+    """A client state that can't be saved; rank 0's is the one that is."""
+    engine = small_engine(stage=2)
+    with pytest.raises(pannier.ConfigError) as caught:
+        engine.save_checkpoint(folder, client_state={"object": (lambda: 1) if rank == 0 else 1})
+    engine.save_checkpoint(folder, client_state={"object": 2})  # They still go together.
+    assert engine.load_checkpoint(folder)[1] == {"object": 2}
+    engine.destroy()
+    return str(caught.value)
+
+
+def test_a_client_state_that_cannot_be_saved_is_told_on_all(tmp_path: pathlib.Path) -> None:
+    first, second = (ended.result for ended in ranks.run(__file__, "refused_on_rank_0", 2, str(tmp_path)))
+    assert first.startswith("client_state") and "can't be pickled" in first
+    assert second.startswith("rank 0: client_state") and "can't be pickled" in second
+
+
+def test_latest_is_no_tag(tmp_path: pathlib.Path) -> None:
+    engine = small_engine()
+    with pytest.raises(pannier.ConfigError, match="'latest' is no tag"):
+        engine.save_checkpoint(tmp_path, tag="latest")
+    assert list(tmp_path.iterdir()) == []
+    engine.destroy()
+
+
+def test_the_folder_of_a_tag_is_not_the_folder(tmp_path: pathlib.Path) -> None:
+    engine = small_engine()
+    engine.save_checkpoint(tmp_path, tag="one")
+    with pytest.raises(pannier.ConfigError, match="is a checkpoint itself: .* tag='one'"):
+        engine.load_checkpoint(tmp_path / "one")
+    with pytest.raises(pannier.ConfigError, match="needs a folder to load from"):
+        engine.load_checkpoint(None)
+    engine.destroy()
+
+
+def test_loads_and_saves_under_inference_mode(tmp_path: pathlib.Path) -> None:
+    engine = small_engine(stage=2, offload=True)
+    small_step(engine, 0)
+    with torch.inference_mode():
+        engine.save_checkpoint(tmp_path)
+        engine.load_checkpoint(tmp_path)
+    small_step(engine, 1)
+    engine.destroy()
+
+
+if __name__ == "__main__":
+    ranks.main({"refused_on_rank_0": refused_on_rank_0})
