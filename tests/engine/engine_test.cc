@@ -104,11 +104,11 @@ TEST(Engine, AFrozenParameterRestsWhereParametersDoAndStaysAsItWas) {
   const auto run = [](int stage, const std::string& param_home) {
     const auto model = std::make_shared<WithFrozen>();
     const at::Tensor given = model->base().clone();
-    const auto engine = initialize(
-        model, Config::from_text(fmt::format(
-                   R"({{"train_batch_size": 2, "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
+    const auto engine =
+        initialize(model, Config::from_text(fmt::format(
+                              R"({{"train_batch_size": 2, "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
         "zero_optimization": {{"stage": {}, "offload_param": {{"device": "{}"}}, "stage3_param_persistence_threshold": 200}}}})",
-                   stage, param_home)));
+                              stage, param_home)));
     const std::size_t resting =
         engine->core().device().memory().current_by_owner[static_cast<std::size_t>(Owner::kParameters)];
     EXPECT_EQ(engine->core().plan().host_parameters >= given.nbytes(), param_home == "cpu");

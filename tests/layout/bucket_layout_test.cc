@@ -50,7 +50,8 @@ TEST(BucketLayout, FurtherParametersComeInBucketsOfTheirOwn) {
   const std::vector<std::int64_t> numels{10, 20, 30};
   const std::vector<int> groups{1, kLastGroup, 2};
   const BucketLayout first(numels, {}, groups);
-  const BucketLayout all = first.followed_by(std::vector<std::int64_t>{40, 50, 60}, {}, std::vector<int>{1, 1, kLastGroup});
+  const BucketLayout all =
+      first.followed_by(std::vector<std::int64_t>{40, 50, 60}, {}, std::vector<int>{1, 1, kLastGroup});
   ASSERT_EQ(all.num_parameters(), 6);
   ASSERT_EQ(all.num_buckets(), first.num_buckets() + 2);
   for (int i = 0; i < 3; ++i) {

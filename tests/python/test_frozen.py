@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import pannier
 import ranks
 from reference import config
+from test_checkpoints import safetensors_of
 from test_ranks import digest
 
 PROGRAMS: dict[str, ranks.Program] = {}
@@ -216,8 +217,7 @@ def test_checkpoints_go_between_ranks_homes_and_stages(tmp_path: pathlib.Path) -
     for world in (1, 2):
         for ended in ranks.run(__file__, "loads", world, str(tmp_path)):
             assert set(ended.result) == {saved[0][0]}
-    safetensors = pytest.importorskip("safetensors.torch")
-    models = [safetensors.load_file(tmp_path / home / "model" / "model.safetensors") for home in ("none", "cpu", "nvme")]
+    models = [safetensors_of(tmp_path / home / "model" / "model.safetensors") for home in ("none", "cpu", "nvme")]
     expected = {name: param for name, param in Lora().state_dict().items() if "up" not in name and "down" not in name}
     for model in models:
         for name, value in expected.items():

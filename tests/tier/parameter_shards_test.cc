@@ -20,8 +20,9 @@ class ParameterShardsTest : public testing::TestWithParam<Home> {
     if (GetParam() == Home::kNvme) {
       shards_ = make_nvme_shards();
     } else {
-      shards_ = GetParam() == Home::kHost ? make_host_shards(*device_, memory_, up_, down_, shards_of_type(at::kFloat, numels_))
-                                          : make_device_shards(*device_, shards_of_type(at::kFloat, numels_));
+      shards_ = GetParam() == Home::kHost
+                    ? make_host_shards(*device_, memory_, up_, down_, shards_of_type(at::kFloat, numels_))
+                    : make_device_shards(*device_, shards_of_type(at::kFloat, numels_));
     }
   }
   std::unique_ptr<NvmeShards> make_nvme_shards() {

@@ -70,7 +70,8 @@ TEST_F(TideTest, StatesAreEqualAfterARoundTrip) {
 }
 
 TEST_F(TideTest, ParametersThatRestInHostMemoryTravelWithTheirStates) {
-  const std::unique_ptr<ParameterShards> shards = make_host_shards(device_, memory_, up_, down_, shards_of_type(at::kFloat, numels_));
+  const std::unique_ptr<ParameterShards> shards =
+      make_host_shards(device_, memory_, up_, down_, shards_of_type(at::kFloat, numels_));
   const StateShape shape{.param_nbytes = 4, .rest_nbytes = 0, .num_states = 1};
   HostStateStore host(memory_, shape, numels_,
                       {shards->host_address(0), shards->host_address(1), shards->host_address(2)});

@@ -175,7 +175,8 @@ void CheckpointLoader::read_all(const LoadRequest& request) {
   const std::vector<int> partitioned = partitioned_of(parts_, request.frozen);
   std::optional<FrozenLoading> pieces;
   if (!partitioned.empty()) {
-    pieces.emplace(device_, *reader_, *parts_, partitioned, [this](const std::string& name) { return stored_name(name); });
+    pieces.emplace(device_, *reader_, *parts_, partitioned,
+                   [this](const std::string& name) { return stored_name(name); });
     const auto more = pieces->runs();
     runs.insert(runs.end(), more.begin(), more.end());
   }

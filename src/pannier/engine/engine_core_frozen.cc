@@ -53,8 +53,7 @@ std::vector<std::size_t> EngineCore::number_parameters(const EngineInputs& input
     if (is_trained(inputs, i)) {
       order.push_back(i);
       group_of_.push_back(inputs.group_of[i]);
-    } else if (partitions &&
-               (inputs.is_shared_out(i) || has_bytes_of_its_own(inputs.parameters[i], inputs.buffers))) {
+    } else if (partitions && (inputs.is_shared_out(i) || has_bytes_of_its_own(inputs.parameters[i], inputs.buffers))) {
       frozen.push_back(i);
     }
   }

@@ -52,7 +52,8 @@ std::vector<NamedTensor> whole_of(const Parts* parts, const std::vector<NamedTen
     names.insert(parts->parameters->name(parameter));
   }
   std::vector<NamedTensor> whole;
-  std::ranges::copy_if(frozen, std::back_inserter(whole), [&](const auto& named) { return !names.contains(named.name); });
+  std::ranges::copy_if(frozen, std::back_inserter(whole),
+                       [&](const auto& named) { return !names.contains(named.name); });
   return whole;
 }
 
@@ -76,7 +77,8 @@ FrozenPieces::FrozenPieces(Device& device, HostMemory& memory, Parts& parts, con
     if (piece.numel == 0) {
       continue;
     }
-    Source source{.piece = piece, .bucket = parts.model_layout->bucket_of(parameter), .dtype = dtype_of(parts, parameter)};
+    Source source{
+        .piece = piece, .bucket = parts.model_layout->bucket_of(parameter), .dtype = dtype_of(parts, parameter)};
     if (parts.nvme_shards == nullptr) {
       parts.residence->settle(source.bucket);
       source.in_memory = parts.residence->host_address(source.bucket);
@@ -198,8 +200,8 @@ at::Tensor FrozenLoading::turned(int parameter) const {
   const at::Tensor& owner = parts_.parameters->parameter(parameter);
   const std::string tensor = tensor_of(parameter);
   const ckpt::TensorInfo* info = reader_.find(tensor);
-  const auto order = order_from(reader_.attribute("order." + stored_name_(parts_.parameters->name(parameter))),
-                                info->shape.size());
+  const auto order =
+      order_from(reader_.attribute("order." + stored_name_(parts_.parameters->name(parameter))), info->shape.size());
   std::vector<std::byte> bytes(static_cast<std::size_t>(*info->checked_numel()) * dtype_nbytes(info->dtype));
   reader_.read(tensor, 0, bytes);
   std::vector<std::int64_t> dimension_in_file(order.size());

@@ -20,8 +20,8 @@ struct RankFilesPlace {
   int rank = 0;
 };
 
-/// Writes them; durable on return. Of any thread. `snapshot` and `pieces` may be null, where nothing is trained; `parts`
-/// then is too. Throws IoError, and ConfigError where somebody wrote into a parameter meanwhile.
+/// Writes them; durable on return. Of any thread. `snapshot` and `pieces` may be null, where nothing is trained;
+/// `parts` then is too. Throws IoError, and ConfigError where somebody wrote into a parameter meanwhile.
 [[nodiscard]] ckpt::Share write_rank_files(const RankFilesPlace& place, ckpt::FileMover& mover, Device& device,
                                            const Parts* parts, StateSnapshot* snapshot, FrozenPieces* pieces,
                                            const SavedContents& contents);

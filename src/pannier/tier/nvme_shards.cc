@@ -15,7 +15,8 @@ namespace {
 NvmeStateOptions with_label_in_units(const NvmeStateOptions& given, const std::vector<RestingShard>& shards) {
   NvmeStateOptions options = given;
   if (given.label) {
-    options.label = [shards, label = given.label, unit = unit_nbytes_of(shards)](int bucket, const ElementRange& range) {
+    options.label = [shards, label = given.label, unit = unit_nbytes_of(shards)](int bucket,
+                                                                                 const ElementRange& range) {
       const auto units =
           static_cast<std::int64_t>(c10::elementSize(shards.at(static_cast<std::size_t>(bucket)).dtype) / unit);
       return label(bucket, {range.begin / units, (range.end + units - 1) / units});
@@ -132,8 +133,7 @@ void NvmeShards::store(int bucket, const at::Tensor& from) {
   for (int c = 0; c < disk_.num_chunks(bucket); ++c) {
     const Lease lease = disk_.lease({bucket, c}, Access::kOverwrite);
     const StateView& view = lease.view();
-    down_
-        .push_urgent(run_of(from, view, false), {device_.record(Queue::kCompute)}, nullptr, "parameters down", bucket)
+    down_.push_urgent(run_of(from, view, false), {device_.record(Queue::kCompute)}, nullptr, "parameters down", bucket)
         ->wait_done();
   }
 }

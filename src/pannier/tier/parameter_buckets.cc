@@ -180,8 +180,9 @@ bool ParameterBuckets::has_aliases(int parameter) {
 
 bool ParameterBuckets::has_bucket_form(int parameter) const {
   const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
-  return tensor.scalar_type() == dtype_of(parameter) && tensor.device() == device_.torch_device() && tensor.storage_offset() == 0 &&
-         tensor.sizes() == sizes_[static_cast<std::size_t>(parameter)] && is_packed(tensor, parameter);
+  return tensor.scalar_type() == dtype_of(parameter) && tensor.device() == device_.torch_device() &&
+         tensor.storage_offset() == 0 && tensor.sizes() == sizes_[static_cast<std::size_t>(parameter)] &&
+         is_packed(tensor, parameter);
 }
 
 at::Tensor ParameterBuckets::view_like_parameter(const at::Tensor& flat_segment, int parameter) const {
@@ -209,7 +210,8 @@ void ParameterBuckets::require_same_kind(int parameter) const {
   const at::Tensor& tensor = parameters_[static_cast<std::size_t>(parameter)];
   const std::string& name = names_[static_cast<std::size_t>(parameter)];
   const auto& sizes = sizes_[static_cast<std::size_t>(parameter)];
-  if (tensor.scalar_type() != dtype_of(parameter) || tensor.device() != device_.torch_device() || tensor.sizes() != sizes) {
+  if (tensor.scalar_type() != dtype_of(parameter) || tensor.device() != device_.torch_device() ||
+      tensor.sizes() != sizes) {
     throw ConfigError(
         fmt::format("parameter {} was changed behind the engine: it is now {} of shape {} on {}, the engine holds {} "
                     "of shape {} on "

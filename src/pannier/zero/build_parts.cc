@@ -116,7 +116,7 @@ template <class Open>
 void open_on_disk(const NvmeStateOptions& given, Communicator& communicator, Parts& parts, Open&& open) {
   NvmeStateOptions options = given;
   options.label = [shards = parts.model_shards.get(), parameters = parts.parameters.get()](int bucket,
-                                                                                     const ElementRange& range) {
+                                                                                           const ElementRange& range) {
     return names_in(*shards, bucket, range, [parameters](int parameter) { return parameters->name(parameter); });
   };
   NvmeStateStore* store = nullptr;
@@ -129,9 +129,9 @@ void open_on_disk(const NvmeStateOptions& given, Communicator& communicator, Par
 void build_nvme_shards(const PartsOptions& options, Device& device, HostMemory& memory, Communicator& communicator,
                        Parts& parts) {
   open_on_disk(options.sharding.nvme, communicator, parts, [&](const NvmeStateOptions& nvme) {
-    auto shards = std::make_unique<NvmeShards>(
-        device, memory, *parts.up, *parts.down,
-        resting_shards(options, *parts.model_layout, parts.model_shards->numels()), nvme);
+    auto shards =
+        std::make_unique<NvmeShards>(device, memory, *parts.up, *parts.down,
+                                     resting_shards(options, *parts.model_layout, parts.model_shards->numels()), nvme);
     parts.nvme_shards = shards.get();
     parts.parameter_shards = std::move(shards);
     return &parts.nvme_shards->disk();
@@ -163,9 +163,9 @@ void build_residence(const PartsOptions& options, Device& device, HostMemory& me
   }
   const ShardLayout& all = *parts.model_shards;
   const std::vector<std::int64_t> for_node = node_numels_of(all);
-  parts.gathering =
-      for_node.empty() ? make_flat_gathering(all, *parts.exchange, *parts.parameter_shards)
-                       : make_node_gathering(all, *parts.exchange, *parts.parameter_shards, make_shards(for_node));
+  parts.gathering = for_node.empty()
+                        ? make_flat_gathering(all, *parts.exchange, *parts.parameter_shards)
+                        : make_node_gathering(all, *parts.exchange, *parts.parameter_shards, make_shards(for_node));
   std::function<void(const std::string&)> on_failure;
   if (parts.nvme_shards != nullptr && communicator.world_size() > 1) {
     on_failure = [&communicator](const std::string& why) {
@@ -342,7 +342,8 @@ Parts build_parts(const PartsOptions& options, Device& device, HostMemory& memor
                           *parts.gradients, *parts.routes, options.algorithm, state_format_of(options.dtype),
                           kernels::state_names(options.algorithm, options.momentum), options.initial_state1});
   parts.parameters->come_from([&](int parameter) {
-    return joined_shares(communicator, device, shares.empty() ? at::Tensor() : shares[static_cast<std::size_t>(parameter)]);
+    return joined_shares(communicator, device,
+                         shares.empty() ? at::Tensor() : shares[static_cast<std::size_t>(parameter)]);
   });
   parts.pipeline->initialize();
   place_frozen(parts, communicator);

@@ -33,8 +33,8 @@ struct ShardingOptions {
   std::vector<std::vector<int>> units;
   std::int64_t prefetch_numel = 50'000'000;  ///< Elements gathered ahead of use.
   std::int64_t persistence_numel = 100'000;  ///< Parameters of at most so many elements stay whole.
-  /// Of the last parameters, which are frozen: the types that they become, equal ones side by side. They are partitioned
-  /// as the others, and have no gradient and no state.
+  /// Of the last parameters, which are frozen: the types that they become, equal ones side by side. They are
+  /// partitioned as the others, and have no gradient and no state.
   std::vector<at::ScalarType> frozen_dtypes;
   int node_size = 0;  ///< Consecutive ranks that keep a copy of the parameters among them; 0: all ranks are one node.
 };

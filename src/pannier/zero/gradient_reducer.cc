@@ -74,8 +74,8 @@ void GradientReducer::check_gradient(int parameter, const at::Tensor& gradient) 
   const at::ScalarType dtype = parameters_.dtype(layout().bucket_of(parameter));
   if (gradient.scalar_type() != dtype || gradient.device() != device_.torch_device()) {
     throw ConfigError(fmt::format("the gradient of {} is {} on {}, expected {} on {}", name,
-                                  c10::toString(gradient.scalar_type()), gradient.device().str(),
-                                  c10::toString(dtype), device_.torch_device().str()));
+                                  c10::toString(gradient.scalar_type()), gradient.device().str(), c10::toString(dtype),
+                                  device_.torch_device().str()));
   }
   if (gradient.grad_fn() != nullptr) {
     throw ConfigError(
