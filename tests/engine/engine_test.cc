@@ -122,7 +122,7 @@ TEST(Engine, AFrozenParameterRestsWhereParametersDoAndStaysAsItWas) {
       (void)engine->backward(model->forward(at::randn({2, 8})).pow(2).mean());
       (void)engine->step();
     }
-    engine->core().hold({0, 1, 2, 3, 4});
+    engine->core().hold({0, 1, 2, 3, 4}, /*watches=*/false);
     std::vector<at::Tensor> all;
     for (const at::Tensor& parameter : model->parameters()) {
       all.push_back(parameter.detach().clone());

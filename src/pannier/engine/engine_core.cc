@@ -111,10 +111,10 @@ EngineCore::EngineCore(Config config, EngineInputs inputs, BatchSizes batch)
     }
     if (managed_of_[i] < 0) {
       if (inputs.is_shared_out(i)) {
-        throw ConfigError(fmt::format(
-            "parameter '{}' was partitioned while the model was built and is not trained, which needs "
-            "zero_optimization.stage 3 and an optimizer",
-            inputs.names[i]));
+        throw ConfigError(
+            fmt::format("parameter '{}' was partitioned while the model was built and is not trained, which needs "
+                        "zero_optimization.stage 3 and an optimizer",
+                        inputs.names[i]));
       }
       unmanaged.add(inputs.parameters[i], unmanaged_dtype(inputs.parameters[i]));
     }

@@ -91,8 +91,8 @@ std::vector<std::int64_t> EngineCore::bits_of(const std::vector<int>& parameters
   flat.reserve(parameters.size());
   for (const int parameter : parameters) {
     const Segment& segment = parts_->model_layout->segment_of(parameter);
-    flat.push_back(
-        parts_->parameters->bucket(parts_->model_layout->bucket_of(parameter)).narrow(0, segment.offset, segment.numel));
+    flat.push_back(parts_->parameters->bucket(parts_->model_layout->bucket_of(parameter))
+                       .narrow(0, segment.offset, segment.numel));
   }
   return fingerprints(flat);
 }
