@@ -7,6 +7,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
 #include "pannier/base/error.h"
@@ -186,6 +187,26 @@ TEST(UnitRuns, TheNextForwardWaitsUnitByUnitForAnOverlappedStep) {
                  {.units = model->units()});
   train(*engine, model, 3);
   expect_close(states(*engine), expected());
+}
+
+// The loss is the gradient's size, so that backward goes through the units twice.
+std::vector<at::Tensor> after_a_penalty(Engine& engine, Stack& model) {
+  for (int i = 0; i < 2; ++i) {
+    const at::Tensor x = at::arange(2 * kWidth).reshape({2, kWidth}).add(i).sin().requires_grad_();
+    const at::Tensor sum = run_unit(model, x).pow(2).sum();
+    const auto gradients = torch::autograd::grad({sum}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    (void)engine.backward(gradients[0].pow(2).mean());
+    EXPECT_EQ(engine.step(), StepOutcome::kApplied);
+  }
+  return states(engine);
+}
+
+TEST(UnitRuns, PenaltiesOnGradientsTrain) {
+  Stack whole(kWhole);
+  const auto plain = initialize(whole, Config::from_text(config_text(1, R"("stage": 0)")));
+  Stack model(kWhole);
+  const auto engine = initialize(model, Config::from_text(config_text(1, kOffloaded)), {.units = model->units()});
+  expect_close(after_a_penalty(*engine, model), after_a_penalty(*plain, whole));
 }
 
 TEST(UnitRuns, AUnitThatThrowsIsTakenApartAndTheModelRunsOn) {

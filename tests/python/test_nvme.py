@@ -61,7 +61,8 @@ def trained(
     result = {}
     for name, param in model.named_parameters():
         master = pannier.safe_get_full_fp32_param(param)
-        result[f"master.{name}"] = param.detach().float() if master is None else master
+        with pannier.zero.GatheredParameters([param] if master is None else []):  # A frozen one has no master.
+            result[f"master.{name}"] = param.detach().float().clone() if master is None else master
         if stage < 3:
             result[f"param.{name}"] = param.detach().clone()
     for param, state in optimizer.state.items():

@@ -62,6 +62,15 @@ class Backward : public std::enable_shared_from_this<Backward> {
       (*owner)->begin_unit_backward(unit_);
     }
   }
+  // A backward that builds a graph of its own leaves nodes that read parameters too, and nothing says when they have
+  // run: they stay whole until the engine's next backward ends.
+  void begin_at_node() {
+    if (!c10::GradMode::is_enabled()) {
+      begin();
+    } else if (const auto owner = owner_.lock(); owner != nullptr && !(*owner)->closed() && !is_open_) {
+      (*owner)->begin_unit_backward(unit_);
+    }
+  }
   // No node of its backward is left that could read a parameter.
   void end() {
     if (const auto owner = owner_.lock(); owner != nullptr && !(*owner)->closed() && is_open_) {
@@ -75,7 +84,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   void watch(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& returned) {
     const auto self = shared_from_this();
     for (Node* const node : nodes_of(returned)) {
-      node->add_pre_hook(std::make_unique<CallsBefore>([self] { self->begin(); }));
+      node->add_pre_hook(std::make_unique<CallsBefore>([self] { self->begin_at_node(); }));
     }
     for (Node* const node : nodes_of(given)) {
       node->add_pre_hook(std::make_unique<CallsBefore>([self] { self->end(); }));
