@@ -9,7 +9,7 @@ functions that look the engine up by the module's identity, so that modules copy
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,17 +49,18 @@ def parameters_of_units(model: torch.nn.Module, params: Sequence[torch.Tensor]) 
     index_of = {id(param): index for index, param in enumerate(params)}
     all_units = units.units_of(model)
     known = {id(unit) for unit in all_units}
-
-    def visit(module: torch.nn.Module, in_row: bool, found: set[int]) -> set[int]:
-        if not (in_row and id(module) in known):
-            found.update(index_of[id(param)] for param in module.parameters(recurse=False) if id(param) in index_of)
-            for child in module.children():
-                visit(child, isinstance(module, units.ROWS), found)
-        return found
-
-    read = [sorted(visit(unit, False, set())) for unit in all_units]
+    read = [sorted(_read_by(unit, False, known, index_of)) for unit in all_units]
     in_no_unit = sorted(set(range(len(params))).difference(*read))
     return [in_no_unit, *read]
+
+
+def _read_by(module: torch.nn.Module, in_row: bool, known_units: set[int], index_of: Mapping[int, int]) -> set[int]:
+    if in_row and id(module) in known_units:
+        return set()
+    found = {index_of[id(param)] for param in module.parameters(recurse=False) if id(param) in index_of}
+    for child in module.children():
+        found |= _read_by(child, isinstance(module, units.ROWS), known_units, index_of)
+    return found
 
 
 def needs_everything(model: torch.nn.Module) -> bool:

@@ -37,17 +37,17 @@ def parameters_of_units(model: torch.nn.Module, params: Sequence[torch.Tensor]) 
     index_of = {id(param): index for index, param in enumerate(params)}
     all_units = units.units_of(model)
     known = {id(unit) for unit in all_units}
-
-    def visit(module: torch.nn.Module, found: set[int]) -> set[int]:
-        found.update(index_of[id(param)] for param in module.parameters(recurse=False) if id(param) in index_of)
-        for child in module.children():
-            if id(child) not in known:
-                visit(child, found)
-        return found
-
-    read = [sorted(visit(unit, set())) for unit in all_units]
+    read = [sorted(_read_by(unit, known, index_of)) for unit in all_units]
     in_no_unit = sorted(set(range(len(params))).difference(*read))
     return [in_no_unit, *read]
+
+
+def _read_by(module: torch.nn.Module, known_units: set[int], index_of: Mapping[int, int]) -> set[int]:
+    found = {index_of[id(param)] for param in module.parameters(recurse=False) if id(param) in index_of}
+    for child in module.children():
+        if id(child) not in known_units:
+            found |= _read_by(child, known_units, index_of)
+    return found
 
 
 def watch(model: torch.nn.Module, engine: Engine, params: Sequence[torch.Tensor]) -> list[RemovableHandle]:

@@ -28,24 +28,24 @@ _ticked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def units_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The units of `model`, each once, in the order in which the model names them."""
     units: dict[int, torch.nn.Module] = {}
-    seen: set[int] = set()
-
-    def visit(module: torch.nn.Module, in_row: bool) -> None:
-        if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
-            return
-        seen.add(id(module))
-        if getattr(module, LEAF, False):
-            units[id(module)] = module
-            return
-        is_row = isinstance(module, ROWS)
-        if not is_row and (in_row or any(True for _ in module.parameters(recurse=False))):
-            units[id(module)] = module
-        if is_row or not in_row:
-            for child in module.children():
-                visit(child, is_row)
-
-    visit(model, False)
+    _visit(model, False, units, set())
     return list(units.values())
+
+
+# Not a closure: one that calls itself would keep the model alive until Python's collector comes by.
+def _visit(module: torch.nn.Module, in_row: bool, units: dict[int, torch.nn.Module], seen: set[int]) -> None:
+    if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
+        return
+    seen.add(id(module))
+    if getattr(module, LEAF, False):
+        units[id(module)] = module
+        return
+    is_row = isinstance(module, ROWS)
+    if not is_row and (in_row or any(True for _ in module.parameters(recurse=False))):
+        units[id(module)] = module
+    if is_row or not in_row:
+        for child in module.children():
+            _visit(child, is_row, units, seen)
 
 
 def watch(model: torch.nn.Module, engine: Engine) -> Sequence[RemovableHandle]:

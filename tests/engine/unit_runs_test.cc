@@ -4,10 +4,10 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
 #include "pannier/base/error.h"

@@ -234,10 +234,10 @@ class EngineCore {
   [[nodiscard]] bool is_trained(const EngineInputs& inputs, std::size_t parameter) const;
   [[nodiscard]] std::vector<std::size_t> number_parameters(const EngineInputs& inputs, PartsOptions& options);
   [[nodiscard]] std::vector<int> managed(const std::vector<std::int64_t>& parameters) const;
-  void share_edits(const std::vector<int>& parameters, const std::set<int>& changed, int modifier);
+  void share_edits(const std::vector<int>& parameters, const std::map<int, std::int64_t>& changed, int modifier);
   [[nodiscard]] std::vector<std::int64_t> bits_of(const std::vector<int>& parameters);
   void note_partitioned_edits(const std::vector<int>& parameters);
-  std::set<int> take_watched_edits(const std::vector<int>& parameters);
+  std::map<int, std::int64_t> take_watched_edits(const std::vector<int>& parameters);
   void end_reducer_backward();
   [[nodiscard]] MemoryPlanInput whole_plan_input(PartsOptions& options, const std::vector<std::int64_t>& numels,
                                                  std::size_t unmanaged_nbytes) const;

@@ -73,7 +73,7 @@ void EngineCore::let_go(const std::vector<std::int64_t>& parameters, std::option
     }
   };
   try {
-    const std::set<int> changed = take_watched_edits(indices);
+    const std::map<int, std::int64_t> changed = take_watched_edits(indices);
     if (modifier) {
       share_edits(indices, changed, *modifier);
     } else {
@@ -113,8 +113,8 @@ void EngineCore::note_partitioned_edits(const std::vector<int>& parameters) {
   }
 }
 
-// Those that were held and are not as they were.
-std::set<int> EngineCore::take_watched_edits(const std::vector<int>& parameters) {
+// Those that were held and are not as they were, with the bits that they have now.
+std::map<int, std::int64_t> EngineCore::take_watched_edits(const std::vector<int>& parameters) {
   std::vector<int> watched;
   std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(watched),
                [this](int parameter) { return watched_bits_.contains(parameter); });
@@ -124,32 +124,45 @@ std::set<int> EngineCore::take_watched_edits(const std::vector<int>& parameters)
   const c10::NoGradGuard no_grad;
   take_edits(true);
   const std::vector<std::int64_t> bits = bits_of(watched);
-  std::vector<int> changed;
+  std::map<int, std::int64_t> changed;
+  std::vector<int> indices;
   for (std::size_t i = 0; i < watched.size(); ++i) {
     const auto before = watched_bits_.extract(watched[i]);
     if (before.mapped() != bits[i]) {
-      changed.push_back(watched[i]);
+      changed.emplace(watched[i], bits[i]);
+      indices.push_back(watched[i]);
     }
   }
-  edited_.insert(changed.begin(), changed.end());
-  keep_edits(changed);
-  return {changed.begin(), changed.end()};
+  edited_.insert(indices.begin(), indices.end());
+  keep_edits(indices);
+  return changed;
 }
 
 // Values of the modifier go to the others; masters of what it left alone are not rounded to what the parameter shows.
-void EngineCore::share_edits(const std::vector<int>& parameters, const std::set<int>& changed, int modifier) {
+// Others may have written the same.
+void EngineCore::share_edits(const std::vector<int>& parameters, const std::map<int, std::int64_t>& changed,
+                             int modifier) {
   const c10::NoGradGuard no_grad;
   const bool is_modifier = communicator_->rank() == modifier;
-  std::vector<std::int64_t> numbers(parameters.size() + 1);  // What the modifier changed, and how much the others did.
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const bool is_changed = changed.contains(parameters[i]);
-    numbers[i] = is_changed && is_modifier ? 1 : 0;
-    numbers.back() += is_changed && !is_modifier ? 1 : 0;
+  // Of each parameter, whether the modifier changed it, and to which bits.
+  std::vector<std::int64_t> numbers(2 * parameters.size());
+  for (std::size_t i = 0; i < parameters.size() && is_modifier; ++i) {
+    if (const auto found = changed.find(parameters[i]); found != changed.end()) {
+      numbers[2 * i] = 1;
+      numbers[2 * i + 1] = found->second;
+    }
   }
   communicator_->sum(numbers);
+  std::int64_t num_others = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (const auto found = changed.find(parameters[i]); found != changed.end()) {
+      num_others += numbers[2 * i] == 0 || numbers[2 * i + 1] != found->second ? 1 : 0;
+    }
+  }
+  communicator_->sum({&num_others, 1});
   std::vector<int> shared;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (numbers[i] > 0 || numbers.back() > 0) {
+    if (numbers[2 * i] > 0 || num_others > 0) {
       shared.push_back(parameters[i]);
     }
   }
@@ -161,11 +174,12 @@ void EngineCore::share_edits(const std::vector<int>& parameters, const std::set<
     edited_bits_.erase(parameter);
   }
   keep_edits(shared);
-  if (numbers.back() > 0) {
-    throw ConfigError(fmt::format(
-        "parameters were changed inside GatheredParameters on a rank that is not its modifier_rank {}; all ranks have "
-        "that rank's values now",
-        modifier));
+  if (num_others > 0) {
+    throw ConfigError(
+        fmt::format("parameters were changed otherwise inside GatheredParameters on a rank that is not its "
+                    "modifier_rank {}; all ranks have "
+                    "that rank's values now",
+                    modifier));
   }
 }
 
