@@ -272,3 +272,24 @@ def test_compiled_before_initialize(tmp_path: pathlib.Path) -> None:
             engine.load_checkpoint(folder)
             engine.destroy()
         plain.destroy()
+
+
+def test_a_model_that_nobody_holds_is_freed_at_once() -> None:
+    """Not when Python's collector comes by: that may be long after, and the memory is the device's."""
+    gc.collect()
+    gc.disable()
+    try:
+        for overlap in (False, True):
+            for stage in (2, 3):
+                model = Zoo()
+                settings = config(ADAMW, stage=stage, offload=True, pannier={"overlap_step": overlap})
+                engine = pannier.initialize(model=model, config=settings)[0]
+                engine.backward(engine(gradients(0, 0, torch.float32)))
+                engine.step()
+                engine.optimizer.state_dict()
+                engine.destroy()
+                held = [weakref.ref(one) for one in (engine, model, engine.optimizer)]
+                del engine, model
+                assert [ref() for ref in held] == [None, None, None]
+    finally:
+        gc.enable()
