@@ -13,8 +13,7 @@
 //     Where buckets close by unit (stage 3), one waits for the end if on any rank a gradient came after its last unit
 //     had ended (the parameter was read outside of its unit too), or if a unit was not seen to end.
 //  4. A gradient that arrives after its bucket was closed in the same backward is an error that names the parameter;
-//  the
-//     window is dropped, and the record raised so that it does not happen again.
+//     the window is dropped, and the record raised so that it does not happen again.
 #pragma once
 
 #include <cstdint>
@@ -137,8 +136,8 @@ class GradientReducer {
   std::vector<std::vector<int>> unit_record_;  ///< [backward][bucket]: ends of units.
   std::vector<int> units_begun_;               ///< In this backward, by bucket.
   std::vector<int> units_ended_;
-  std::vector<int>
-      ends_before_gradient_;              ///< Units that had ended, none running, when the bucket's last gradient came.
+  /// Units that had ended, none running, when the bucket's last gradient came.
+  std::vector<int> ends_before_gradient_;
   std::vector<std::int64_t> stays_open_;  ///< On so many ranks the bucket can't close before its backward ends.
   std::vector<at::Tensor> arrived_;       ///< Flat gradients of this backward whose bucket is still open, by parameter.
   std::vector<int> fired_;                ///< In this backward, by parameter.
