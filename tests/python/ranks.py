@@ -107,6 +107,15 @@ def run_and_kill(file: str, program: str, *arguments: str, after: float) -> None
     process.wait()
 
 
+def error_of(action: Callable[[], Any]) -> str:
+    """The kind and the text of the error that `action` ends with; "" where it ends well."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def main(programs: dict[str, Program]) -> None:
     """The body of a test file that runs as a rank."""
     program, *arguments = sys.argv[1:]

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pannier
 import ranks
+from pannier import sharded
 from reference import config
 from test_checkpoints import safetensors_of
 from test_ranks import digest
@@ -226,14 +227,6 @@ def test_checkpoints_go_between_ranks_homes_and_stages(tmp_path: pathlib.Path) -
         assert len(model) >= len(expected) - 1
 
 
-def error_of(action: Any) -> str:
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 @program
 def access(rank: int, world: int, folder: str) -> Any:
     """What reads and edits frozen parameters from outside of a training step; says what is wrong."""
@@ -263,7 +256,7 @@ def access(rank: int, world: int, folder: str) -> Any:
         check(grown < nbytes(frozen_of(model)), f"{home}: {grown} bytes were written to the disk in {STEPS} steps")
 
         weight = model.blocks[1].base.weight
-        check(sharded_away(weight) == (world > 1 or home != "none"), f"{home}: is partitioned")
+        check(sharded.is_away(weight) == (world > 1 or home != "none"), f"{home}: is partitioned")
         with pannier.zero.GatheredParameters([weight], modifier_rank=0), torch.no_grad():
             if rank == 0:
                 weight.fill_(0.5)
@@ -273,18 +266,10 @@ def access(rank: int, world: int, folder: str) -> Any:
         check(all(torch.equal(whole(model)[name], given[name]) for name in given if name in whole(model)), f"{home}: load_state_dict()")
         weight.requires_grad_(True)
         engine.backward(engine(tokens(0, rank)))
-        said = error_of(engine.step)
+        said = ranks.error_of(engine.step)
         check("requires a gradient now" in said and "base.weight" in said, f"{home}: unfrozen: {said}")
         engine.destroy()
     return wrong
-
-
-def sharded_away(param: torch.Tensor) -> bool:
-    try:
-        param.data_ptr()
-    except RuntimeError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -352,9 +337,9 @@ def test_a_parameter_of_no_group_and_one_that_shares_memory_with_a_buffer(tmp_pa
     model.blocks[1].base.weight.requires_grad_(True)  # In no group: autograd's own gradient stays with it.
     trained = [param for name, param in model.named_parameters() if "up" in name or "down" in name]
     engine, _, _, _ = pannier.initialize(model=model, model_parameters=trained, config=settings(str(tmp_path), "cpu"))
-    assert not sharded_away(model.blocks[0].base.weight)
+    assert not sharded.is_away(model.blocks[0].base.weight)
     assert model.rows.data_ptr() == model.blocks[0].base.weight.data_ptr()
-    assert sharded_away(model.blocks[1].base.weight)
+    assert sharded.is_away(model.blocks[1].base.weight)
     train(engine, 0, 1)
     assert model.blocks[1].base.weight.grad is not None
     plain = Lora(torch.float32)

@@ -23,14 +23,6 @@ def program(body: ranks.Program) -> ranks.Program:
     return body
 
 
-def error_of(action: Any) -> str:
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def build(rank: int, seed: int = 5) -> Tower:
     """On each rank from a seed of its own; what counts is rank 0's."""
     with pannier.zero.Init(config_dict_or_path={"zero_optimization": {"stage": 3}}):
@@ -85,8 +77,8 @@ def access(rank: int, world: int) -> Any:
         "away": sum(early.is_away(param) for param in model.parameters()),
         "all": len(names),
         "shapes": [list(param.shape) for param in model.parameters()] == [list(param.shape) for param in whole.parameters()],
-        "read": error_of(lambda: model.shift.sum().item()),
-        "forward": error_of(lambda: model(tokens(0, 0))),
+        "read": ranks.error_of(lambda: model.shift.sum().item()),
+        "forward": ranks.error_of(lambda: model(tokens(0, 0))),
         "tied": model.side.weight is model.embed.weight,
     }
     params = list(model.parameters())

@@ -6,7 +6,6 @@ What comes out is compared to plain torch on the mean of the ranks' gradients.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 
 import pannier
 from case_models import OPT1, Dot, Pair, run, start, weight
-from rank_cases import Cell, close, settings
+from rank_cases import Cell, close, results_of, settings
 
 KIN: dict[str, Callable[[int, int], None]] = {}
 SGD = {"type": "SGD", "params": {"lr": 1.0}}
@@ -166,12 +165,5 @@ def unlike_settings_are_named(rank: int, world: int) -> None:
 
 
 def all_kin(rank: int, world: int) -> dict[str, str]:
-    """What each came to; "" is right. What failed on one rank may end the others too."""
-    results = {}
-    for name, body in KIN.items():
-        try:
-            body(rank, world)
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-    return results
+    """What each came to."""
+    return results_of(KIN, rank, world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -346,14 +346,18 @@ def strides(rank: int, world: int) -> None:
         engine.destroy()
 
 
-def chosen_cases(rank: int, world: int, *numbers: str) -> dict[str, str]:
-    """What each case came to; "" is right. A case that failed on one rank may end the others too."""
+def results_of(bodies: Mapping[str, Callable[[int, int], None]], rank: int, world: int) -> dict[str, str]:
+    """What each came to; "" is right. What failed on one rank may end the others too."""
     results = {}
-    for number in numbers:
-        body = CASES[number]
+    for name, body in bodies.items():
         try:
             body(rank, world)
-            results[number] = ""
+            results[name] = ""
         except Exception:
-            results[number] = traceback.format_exc()
+            results[name] = traceback.format_exc()
     return results
+
+
+def chosen_cases(rank: int, world: int, *numbers: str) -> dict[str, str]:
+    """What each case came to."""
+    return results_of({number: CASES[number] for number in numbers}, rank, world)
