@@ -112,6 +112,73 @@ TEST_F(MoverTest, AnUrgentTransferGoesAheadOfWhatWaitsAndBetweenPiecesOfWhatRuns
   EXPECT_EQ(seen, expected);
 }
 
+/// The device gets there when the test says so.
+class HandEvent final : public Event {
+ public:
+  [[nodiscard]] bool is_done() const override { return done_; }
+  void wait() const override { done_.wait(false); }
+  void reach() {
+    done_ = true;
+    done_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> done_ = false;
+};
+
+TEST_F(MoverTest, AnUrgentTransferStandsInNobodysWayBeforeItIsReady) {
+  const auto event = std::make_shared<HandEvent>();
+  std::vector<void*> seen;
+  std::promise<void> begun;
+  device_.before_copy = [&, gate = go_.get_future().share()](Queue, void* to, std::size_t) {
+    if (seen.empty()) {
+      begun.set_value();
+    }
+    if (to == &bytes_.to[20]) {
+      event->reach();
+    }
+    seen.push_back(to);
+    gate.wait();
+  };
+  Mover mover(device_, Queue::kUp, {.piece_nbytes = 10});
+  const TransferPtr first = mover.push({bytes_.run(0, 20)}, {});
+  const TransferPtr second = mover.push({bytes_.run(20, 30)}, {});
+  begun.get_future().wait();
+  const TransferPtr urgent = mover.push_urgent({bytes_.run(50, 50)}, {event}, nullptr, "test", 0);
+  go();
+  second->wait_done();
+  urgent->wait_done();
+  EXPECT_EQ(bytes_.to, bytes_.from);
+  std::vector<void*> expected;
+  for (const std::size_t begin : {0, 10, 20, 50, 60, 70, 80, 90, 30, 40}) {
+    expected.push_back(&bytes_.to[begin]);
+  }
+  EXPECT_EQ(seen, expected);
+}
+
+TEST_F(MoverTest, OfTwoThatAreNotReadyTheEarlierGoesFirst) {
+  const auto event = std::make_shared<HandEvent>();
+  std::vector<void*> seen;
+  std::promise<void> begun;
+  device_.before_copy = [&, gate = go_.get_future().share()](Queue, void* to, std::size_t) {
+    if (seen.empty()) {
+      begun.set_value();
+    }
+    seen.push_back(to);
+    gate.wait();
+  };
+  Mover mover(device_, Queue::kUp, {});
+  const TransferPtr first = mover.push({bytes_.run(0, 10)}, {});
+  begun.get_future().wait();
+  const TransferPtr urgent = mover.push_urgent({bytes_.run(10, 10)}, {event}, nullptr, "test", 0);
+  const TransferPtr other = mover.push({bytes_.run(20, 10)}, {event});
+  const TransferPtr later = mover.push_urgent({bytes_.run(30, 10)}, {event}, nullptr, "test", 1);
+  go();
+  later->wait_done();
+  EXPECT_EQ(seen, (std::vector<void*>{&bytes_.to[0], &bytes_.to[10], &bytes_.to[20], &bytes_.to[30]}));
+  event->reach();
+}
+
 TEST_F(MoverTest, HoldingStopsNothingThatIsUrgent) {
   Mover mover(device_, Queue::kUp, {});
   mover.hold(std::chrono::hours(1));

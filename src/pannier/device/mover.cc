@@ -102,6 +102,7 @@ TransferPtr Mover::enqueue(Job job) {
       std::rethrow_exception(error_);
     }
     PANNIER_CHECK(!closing_, "a transfer was pushed to a mover that is closed");
+    job.number = num_pushed_++;
     (job.is_urgent ? urgent_jobs_ : jobs_).push_back(std::move(job));
   }
   jobs_changed_.notify_one();
@@ -119,6 +120,20 @@ void Mover::close() noexcept {
   }
 }
 
+bool Mover::Job::is_ready() const {
+  return (!after_transfer || after_transfer->is_done()) &&
+         std::ranges::all_of(after, [](const EventPtr& event) { return event->is_done(); });
+}
+
+// Of two that are not ready the earlier goes first: in the queue it waits less long.
+bool Mover::urgent_is_next() const {
+  if (urgent_jobs_.empty() || jobs_.empty()) {
+    return !urgent_jobs_.empty();
+  }
+  const Job& urgent = urgent_jobs_.front();
+  return urgent.is_ready() || (urgent.number < jobs_.front().number && !jobs_.front().is_ready());
+}
+
 void Mover::work() {
   device_.attach_thread();
   while (true) {
@@ -128,7 +143,7 @@ void Mover::work() {
       if (in_flight_.empty()) {
         jobs_changed_.wait(lock, [this] { return closing_ || !jobs_.empty() || !urgent_jobs_.empty(); });
       }
-      if (std::deque<Job>& jobs = urgent_jobs_.empty() ? jobs_ : urgent_jobs_; !jobs.empty()) {
+      if (std::deque<Job>& jobs = urgent_is_next() ? urgent_jobs_ : jobs_; !jobs.empty()) {
         job = std::move(jobs.front());
         jobs.pop_front();
       } else if (in_flight_.empty()) {
@@ -208,7 +223,7 @@ void Mover::issue_urgent() {
     Job job;
     {
       const std::lock_guard lock(jobs_mutex_);
-      if (urgent_jobs_.empty()) {
+      if (urgent_jobs_.empty() || !urgent_jobs_.front().is_ready()) {
         return;
       }
       job = std::move(urgent_jobs_.front());

@@ -1,7 +1,8 @@
 // Carries bytes between host and device in one direction. The copy engine is a queue, and whatever the user's code
 // reads from the device waits behind all that is queued there; so a thread of ours feeds it, piece by piece, and never
 // has more than a few pieces in flight. Transfers are done in the order in which they were pushed, but for urgent ones:
-// those go before all that are not, between two pieces of one under way.
+// those go before all that are not, between two pieces of one under way, as soon as what they wait for is there. Before
+// that they would stand at the head of the queue, and all others behind them.
 #pragma once
 
 #include <chrono>
@@ -83,7 +84,8 @@ class Mover {
   /// name it in a trace.
   TransferPtr push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer = nullptr,
                    const char* what = "transfer", int index = -1);
-  /// The same for what the device's next work needs: ahead of all that push() was given, and not stopped by hold().
+  /// The same for what the device's next work needs: ahead of all that push() was given and that is not ready before it,
+  /// and not stopped by hold().
   /// `after_transfer` must need nothing that push() was given here.
   TransferPtr push_urgent(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer,
                           const char* what, int index);
@@ -105,6 +107,8 @@ class Mover {
     TransferPtr transfer;
     TraceLabel label;
     bool is_urgent = false;
+    std::uint64_t number = 0;  ///< In the order of pushes, in which the device gets to the events too.
+    [[nodiscard]] bool is_ready() const;
   };
   struct InFlight {
     EventPtr event;
@@ -113,6 +117,7 @@ class Mover {
   };
   TransferPtr enqueue(Job job);
   void work();
+  [[nodiscard]] bool urgent_is_next() const;
   void issue(const Job& job);
   void issue_urgent();
   void issue_piece(const CopyRun& piece, const TransferPtr& last_of, bool is_urgent);
@@ -135,6 +140,7 @@ class Mover {
   std::condition_variable jobs_changed_;
   std::deque<Job> jobs_;
   std::deque<Job> urgent_jobs_;
+  std::uint64_t num_pushed_ = 0;
   bool closing_ = false;
   std::exception_ptr error_;  ///< The first; everything pushed after it fails with it. Guarded by jobs_mutex_.
   std::thread thread_;
