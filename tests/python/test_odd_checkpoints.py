@@ -6,9 +6,11 @@ import collections
 import datetime
 import decimal
 import fractions
+import logging
 import pathlib
 import types
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -17,6 +19,7 @@ import torch
 
 import pannier
 import ranks
+from reference import OPTIMIZERS, config
 from test_checkpoints import small_engine, small_step
 
 VALUES: dict[str, Any] = {
@@ -25,6 +28,13 @@ VALUES: dict[str, Any] = {
     "numbers": [decimal.Decimal("1.5"), fractions.Fraction(1, 3), 1 + 2j, 10**40, float("inf")],
     "sets": [{1, 2}, frozenset([3]), range(4), slice(1, 2)],
     "collections": [collections.Counter("aab"), collections.OrderedDict(a=1), types.SimpleNamespace(a=1)],
+    "deques": [collections.deque([1, 2], 5), collections.deque(), {"a": collections.deque([collections.deque("b")])}],
+    "dicts that fill themselves": [
+        collections.defaultdict(int, a=1),
+        collections.defaultdict(list, {"a": [1]}),
+        collections.defaultdict(None, {1: 2}),
+        collections.defaultdict(collections.deque, {"a": collections.deque([1])}),
+    ],
     "name": uuid.UUID(int=5),
     "bytes": [b"a", bytearray(b"b")],
     "path": pathlib.Path("a/b"),
@@ -68,6 +78,76 @@ def test_a_client_state_that_cannot_be_saved_is_told_on_all(tmp_path: pathlib.Pa
     assert second.startswith("rank 0: client_state") and "can't be pickled" in second
 
 
+def test_what_fills_itself_goes_on_doing_so(tmp_path: pathlib.Path) -> None:
+    engine = small_engine()
+    recent = collections.deque([1, 2], 2)
+    engine.save_checkpoint(tmp_path, client_state={"recent": recent, "again": recent, "counts": collections.defaultdict(int)})
+    found = engine.load_checkpoint(tmp_path)[1]
+    found["recent"].append(3)
+    found["counts"]["a"] += 1
+    assert found["again"] is found["recent"] and list(found["recent"]) == [2, 3] and found["counts"] == {"a": 1}
+    engine.destroy()
+
+
+@pytest.mark.parametrize("value", [5, [("a", 1)], "text"])
+def test_a_client_state_that_is_no_dict_is_refused(tmp_path: pathlib.Path, value: Any) -> None:
+    engine = small_engine()
+    with pytest.raises(pannier.ConfigError, match="client_state must be a dict, not a"):
+        engine.save_checkpoint(tmp_path, client_state=value)
+    engine.destroy()
+
+
+class Loud(torch.nn.Linear):
+    """Has a state that can't be had."""
+
+    def get_extra_state(self) -> Any:
+        raise RuntimeError("no state today")
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def failing_on_rank_0(rank: int, world: int, folder: str) -> str:
+    """Whatever a rank stumbles over before it saves is told to the others, who would wait for it."""
+    engine, *_ = pannier.initialize(model=Loud(4, 2), config=config(OPTIMIZERS["AdamW"][0], stage=2))
+    text = ranks.error_of(lambda: engine.save_checkpoint(folder))
+    engine.destroy()
+    return text
+
+
+def test_errors_before_a_save_are_told_on_all(tmp_path: pathlib.Path) -> None:
+    first, second = (ended.result for ended in ranks.run(__file__, "failing_on_rank_0", 2, str(tmp_path)))
+    assert first == "RuntimeError: no state today"
+    assert second == "UsageError: rank 0: RuntimeError: no state today"
+
+
+def engine_with(optimizer: str, **more: Any) -> pannier.Engine:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6))
+    engine, *_ = pannier.initialize(model=model, config=config(OPTIMIZERS[optimizer][0], stage=2), **more)
+    return engine
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "WarmupLR": lambda optimizer: pannier.lr_schedules.WarmupLR(optimizer, 0.0, 0.1, 4),
+    "WarmupCosineLR": lambda optimizer: pannier.lr_schedules.WarmupCosineLR(optimizer, 10, 0.0, 4),
+    "LambdaLR": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+}
+
+
+def test_a_schedule_that_has_no_state_to_go_on_from_is_said(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = small_engine()
+    engine.save_checkpoint(tmp_path)
+    other = engine_with("AdamW", lr_scheduler=SCHEDULES["StepLR"])
+    with caplog.at_level(logging.WARNING, logger="pannier"):
+        other.load_checkpoint(tmp_path)
+    assert "has no state of a schedule: the StepLR starts anew" in caplog.text
+    engine.destroy()
+    other.destroy()
+
+
 def test_latest_is_no_tag(tmp_path: pathlib.Path) -> None:
     engine = small_engine()
     with pytest.raises(pannier.ConfigError, match="'latest' is no tag"):
@@ -97,4 +177,4 @@ def test_loads_and_saves_under_inference_mode(tmp_path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    ranks.main({"refused_on_rank_0": refused_on_rank_0})
+    ranks.main({"refused_on_rank_0": refused_on_rank_0, "failing_on_rank_0": failing_on_rank_0})
