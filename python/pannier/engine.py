@@ -6,7 +6,9 @@ objects together (module, optimizer, scheduler, loader) and closes the core when
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pannier import backward_checks, comm, core, groups, inputs, lr_schedules, managed, overlap, sharded, units
+from pannier import backward_checks, comm, core, early, groups, inputs, lr_schedules, managed, overlap, sharded, units
 from pannier.batches import Batches
 from pannier.checkpoints import Checkpoints
 from pannier.config import Config
@@ -39,16 +41,33 @@ def close_core(
     params: Sequence[weakref.ref[torch.Tensor]],
     hooks: Sequence[RemovableHandle],
     group: Any,
+    world_size: int,
 ) -> None:
     """Ends a core engine and its group, in the process that made it; a forked child leaves it alone."""
     if os.getpid() != process_id:
         return
     units.unwatch(hooks)
-    managed.release(param for ref in params if (param := ref()) is not None)
+    living = {index: param for index, ref in enumerate(params) if (param := ref()) is not None}
+    managed.release(living.values())
     try:
-        core.call(handle.close)
+        if _process_ends or not any(map(sharded.is_away, living.values())):
+            core.call(handle.close)
+            return
+        left = core.call(handle.close_and_hand_over)
     finally:
         comm.end_engine_group(group)
+    away = {index: param for index, param in living.items() if sharded.is_away(param)}
+    early.take_over([(away.pop(index), begin, values) for index, begin, values in left if index in away], world_size)
+    early.say_lost(away.values())
+
+
+_process_ends: list[bool] = []  # Not empty once it does: nobody goes on with a model then.
+
+
+@functools.cache
+def _note_the_end() -> None:
+    """Has `close_core` know that the process ends. After the first finalizer was made, so that this is called before it."""
+    atexit.register(_process_ends.append, True)
 
 
 class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
@@ -99,7 +118,8 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         self._partitions = core.call(handle.partitions)
         if self._partitions:
             hooks += sharded.watch(module, self, self._params)
-        self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs, hooks, group)
+        self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs, hooks, group, world_size)
+        _note_the_end()
 
     # --- the verbs of a training loop ---
 
