@@ -90,6 +90,7 @@ class Checkpoints:
                 list(buffers),
                 list(buffers.values()),
                 self._aliases(),
+                {"schedule.kind": type(self.lr_scheduler).__name__} if hasattr(self.lr_scheduler, "state_dict") else {},
                 contents,
             )
         except ConfigError as error:
@@ -136,6 +137,8 @@ class Checkpoints:
             load_optimizer_states,
             load_module_only,
             not by_caller or (load_optimizer_states and not load_module_only),
+            0 if self.optimizer is None else len(self.optimizer.param_groups),
+            self._schedules() if load_lr_scheduler_states and not load_module_only else [],
             list(frozen),
             list(frozen.values()),
             list(buffers),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import fcntl
 import fractions
 import logging
+import os
 import pathlib
 import types
 import uuid
@@ -21,6 +23,7 @@ import pannier
 import ranks
 from reference import OPTIMIZERS, config
 from test_checkpoints import small_engine, small_step
+from test_program import run
 
 VALUES: dict[str, Any] = {
     "moment": datetime.datetime(2020, 1, 2, tzinfo=datetime.timezone.utc),
@@ -127,12 +130,90 @@ def engine_with(optimizer: str, **more: Any) -> pannier.Engine:
     return engine
 
 
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [("AdamW", "Lion"), ("Lion", "AdamW"), ("AdamW", "SGD"), ("Adagrad", "AdamW"), ("Nesterov", "SGD")]
+)
+def test_states_of_another_optimizer_are_refused_by_name(tmp_path: pathlib.Path, saved: str, loaded: str) -> None:
+    engine = engine_with(saved)
+    small_step(engine, 0)
+    engine.save_checkpoint(tmp_path)
+    other = engine_with(loaded)
+    small_step(other, 1)
+    before = other.module[0].weight.detach().clone()
+    names = [{"Nesterov": "SGD"}.get(name, name) for name in (saved, loaded)]
+    for strict in (True, False):
+        with pytest.raises(pannier.ConfigError, match=rf"the states of {names[0]} \(.*\), and this engine's optimizer is {names[1]} \("):
+            other.load_checkpoint(tmp_path, load_module_strict=strict)
+        assert torch.equal(other.module[0].weight, before)
+    other.load_checkpoint(tmp_path, load_optimizer_states=False)
+    assert torch.equal(other.module[0].weight, engine.module[0].weight)
+    small_step(other, 2)
+    other.load_checkpoint(tmp_path, load_module_only=True)
+    engine.destroy()
+    other.destroy()
+
+
+def test_adam_goes_on_from_adamw_and_says_so(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engines = []
+    for kind in (torch.optim.AdamW, torch.optim.Adam):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6))
+        optimizer = kind(model.parameters(), weight_decay=0.1)
+        engines.append(pannier.initialize(model=model, optimizer=optimizer, config=config(None, stage=2))[0])
+    small_step(engines[0], 0)
+    engines[0].save_checkpoint(tmp_path)
+    engines[1].load_checkpoint(tmp_path)
+    assert "was saved by AdamW, and goes on with Adam" in capfd.readouterr().err
+    assert not engines[1].optimizer.param_groups[0]["decoupled_weight_decay"]
+    small_step(engines[1], 1)
+    for engine in engines:
+        engine.destroy()
+
+
+def test_other_parameter_groups_are_told_before_anything_changes(tmp_path: pathlib.Path) -> None:
+    engine = engine_with("AdamW")
+    engine.save_checkpoint(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6))
+    other, *_ = pannier.initialize(
+        model=model,
+        model_parameters=[{"params": list(part.parameters())} for part in model],
+        config=config(OPTIMIZERS["AdamW"][0], stage=2),
+    )
+    before = model[0].weight.detach().clone()
+    with pytest.raises(pannier.ConfigError, match="has 1 parameter groups, and this engine's optimizer 2"):
+        other.load_checkpoint(tmp_path)
+    assert torch.equal(model[0].weight, before)
+    small_step(other, 0)
+    other.load_checkpoint(tmp_path, load_optimizer_states=False)
+    engine.destroy()
+    other.destroy()
+
+
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "WarmupLR": lambda optimizer: pannier.lr_schedules.WarmupLR(optimizer, 0.0, 0.1, 4),
     "WarmupCosineLR": lambda optimizer: pannier.lr_schedules.WarmupCosineLR(optimizer, 10, 0.0, 4),
     "LambdaLR": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
 }
+
+
+@pytest.mark.parametrize("saved", SCHEDULES)
+def test_the_state_of_another_schedule_is_refused_by_name(tmp_path: pathlib.Path, saved: str) -> None:
+    engine = engine_with("AdamW", lr_scheduler=SCHEDULES[saved])
+    small_step(engine, 0)
+    engine.save_checkpoint(tmp_path)
+    engine.destroy()
+    for loaded, schedule in SCHEDULES.items():
+        other = engine_with("AdamW", lr_scheduler=schedule)
+        before = other.module[0].weight.detach().clone()
+        if saved == loaded or {saved, loaded} <= {"WarmupLR", "WarmupCosineLR"}:  # An iteration is all that these have.
+            other.load_checkpoint(tmp_path)
+        else:
+            with pytest.raises(pannier.ConfigError, match=f"state of a {saved}, and this engine's schedule is a {loaded}"):
+                other.load_checkpoint(tmp_path)
+            assert torch.equal(other.module[0].weight, before)
+            other.load_checkpoint(tmp_path, load_lr_scheduler_states=False)
+        small_step(other, 1)
+        other.destroy()
 
 
 def test_a_schedule_that_has_no_state_to_go_on_from_is_said(
@@ -146,6 +227,32 @@ def test_a_schedule_that_has_no_state_to_go_on_from_is_said(
     assert "has no state of a schedule: the StepLR starts anew" in caplog.text
     engine.destroy()
     other.destroy()
+
+
+def test_two_saves_under_one_tag_at_once_are_told(tmp_path: pathlib.Path) -> None:
+    engine = small_engine()
+    engine.save_checkpoint(tmp_path, tag="one")
+    small_step(engine, 0)
+    engine.save_checkpoint(tmp_path, tag="two")
+    other = os.open(tmp_path / "one", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)  # As a save of another process does.
+    with pytest.raises(pannier.IoError, match="another engine or process is saving into '.*/one'"):
+        engine.save_checkpoint(tmp_path, tag="one")
+    assert run("checkpoint", "prune", tmp_path, "--keep", "1").stdout == ""
+    os.close(other)
+    engine.save_checkpoint(tmp_path, tag="two")
+    assert run("checkpoint", "prune", tmp_path, "--keep", "1").stdout == "removed one\n"
+    assert engine.load_checkpoint(tmp_path)[0] == str(tmp_path / "two")
+    engine.destroy()
+
+
+@pytest.mark.parametrize("tag", ["epoch=1-step=20", "loss:0.25", "a+b,c@(d)[e]~%", 7])
+def test_tags_as_people_write_them(tmp_path: pathlib.Path, tag: Any) -> None:
+    engine = small_engine()
+    engine.save_checkpoint(tmp_path, tag=tag)
+    assert engine.load_checkpoint(tmp_path)[0] == engine.load_checkpoint(tmp_path, tag=tag)[0] == str(tmp_path / str(tag))
+    assert str(tag) in run("checkpoint", "list", tmp_path).stdout
+    engine.destroy()
 
 
 def test_latest_is_no_tag(tmp_path: pathlib.Path) -> None:
