@@ -105,6 +105,4 @@ class Batches(ConfigValues):
 
     def _set_batch(self, micro: int, steps: int) -> None:
         core.call(self.core.set_batch, micro, steps)
-        self.config["train_micro_batch_size_per_gpu"] = micro
-        self.config["gradient_accumulation_steps"] = steps
-        self.config["train_batch_size"] = micro * steps * self.dp_world_size
+        self._config.set_batch(micro * steps * self.dp_world_size, micro, steps)

@@ -6,21 +6,13 @@ trained, and bytes: the caller's client state, the values of the parameter group
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
-import decimal
-import fractions
-import io
 import json
 import logging
 import os
 import pathlib
-import pickle
 import random
 import sys
-import types
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +21,8 @@ import torch
 from pannier import core, managed
 from pannier.errors import ConfigError, UsageError
 from pannier.group_values import hyperparameters
-from pannier.lr_schedules import LrSchedule
+from pannier.lr_schedules import BY_NAME, LrSchedule
+from pannier.packed_states import pack, unpack
 
 if TYPE_CHECKING:
     from pannier.config import Config
@@ -38,10 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pannier")
 _COMMON, _OWN = "common", "own"
-# What client states are commonly made of, besides what torch allows anyway.
-_SAFE = [argparse.Namespace, types.SimpleNamespace, pathlib.PosixPath, pathlib.PurePosixPath]
-_SAFE += [datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone]
-_SAFE += [decimal.Decimal, fractions.Fraction, uuid.UUID, uuid.SafeUUID, frozenset, range, slice]
 
 
 class Checkpoints:
@@ -56,6 +45,8 @@ class Checkpoints:
     world_size: int
     _config: Config
     _params: list[torch.nn.Parameter]
+    follows_deepspeed = False
+    """Whether files get DeepSpeed's names where nobody gives them others: a script that says `import deepspeed` made it."""
 
     @property
     def core(self) -> Any:
@@ -78,13 +69,14 @@ class Checkpoints:
         """
         if save_dir is None or not os.fspath(save_dir):
             raise UsageError(f"save_checkpoint() needs a folder to save into, got {save_dir!r}")
-        frozen, buffers = self._untrained()
-        groups = [] if self.optimizer is None else hyperparameters(self.optimizer.param_groups, self.fixed_values)
         try:
-            contents = {_COMMON: _pack(self._common(client_state)), _OWN: _pack(self._own())}
-        except ConfigError as error:
+            frozen, buffers = self._untrained()
+            groups = [] if self.optimizer is None else hyperparameters(self.optimizer.param_groups, self.fixed_values)
+            contents = {_COMMON: pack(self._common(client_state)), _OWN: pack(self._own())}
+        except Exception as error:
             with contextlib.suppress(ConfigError):  # The others are told; here the error itself says more.
-                core.call(self.core.refuse_checkpoint, str(error))
+                what = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+                core.call(self.core.refuse_checkpoint, f"{what}{error}")
             raise
         try:
             core.call(
@@ -98,10 +90,13 @@ class Checkpoints:
                 list(buffers),
                 list(buffers.values()),
                 self._aliases(),
+                {"schedule.kind": type(self.lr_scheduler).__name__} if hasattr(self.lr_scheduler, "state_dict") else {},
                 contents,
             )
         except ConfigError as error:
             raise UsageError(str(error)) from None
+        if self.follows_deepspeed and self.global_rank == 0:
+            _leave_recovery_script(pathlib.Path(save_dir))
         return True
 
     def finish_checkpoint(self) -> None:
@@ -142,6 +137,8 @@ class Checkpoints:
             load_optimizer_states,
             load_module_only,
             not by_caller or (load_optimizer_states and not load_module_only),
+            0 if self.optimizer is None else len(self.optimizer.param_groups),
+            self._schedules() if load_lr_scheduler_states and not load_module_only else [],
             list(frozen),
             list(frozen.values()),
             list(buffers),
@@ -152,13 +149,13 @@ class Checkpoints:
             return None, {}
         if not by_caller:
             self._report(path, *reports)
-        saved = _unpack(common[_COMMON]) if _COMMON in common else {}
+        saved = unpack(common[_COMMON]) if _COMMON in common else {}
         _load_extra_states(self.module, saved.get("extra_states", {}))
         client_state = saved.get("client_state", json.loads(attributes.get("client_state", "{}")))
         if load_module_only:
             return path, client_state
-        if load_lr_scheduler_states and self.lr_scheduler is not None and saved.get("lr_scheduler") is not None:
-            self.lr_scheduler.load_state_dict(saved["lr_scheduler"])
+        if load_lr_scheduler_states and saved:
+            self._load_schedule(path, saved.get("lr_scheduler"))
         if load_optimizer_states and self.optimizer is not None and "param_groups" in saved:
             changed = _load_groups(self.optimizer.param_groups, saved["param_groups"], self.lr_scheduler is not None)
             if changed and self.global_rank == 0:
@@ -170,20 +167,23 @@ class Checkpoints:
         if not saved:
             self._load_from_text(attributes, load_lr_scheduler_states, load_optimizer_states)
         if _OWN in own:
-            self._load_own(_unpack(own[_OWN]))
+            self._load_own(unpack(own[_OWN]))
         return path, client_state
 
     def save_16bit_model(
         self,
         save_dir: str | os.PathLike[str],
-        save_filename: str = "model.safetensors",
+        save_filename: str | None = None,
         exclude_frozen_parameters: bool = False,
         max_shard_size: str = "5GB",
     ) -> bool:
         """Writes the model as it is, in its own type, as a Hugging Face folder; every rank calls it.
 
-        A `save_filename` that does not end in `.safetensors` is written by `torch.save`.
+        A `save_filename` that does not end in `.safetensors` is written by `torch.save`. Where it is not given, it is
+        `model.safetensors`; `pytorch_model.bin` in a script that says `import deepspeed`.
         """
+        if save_filename is None:
+            save_filename = "pytorch_model.bin" if self.follows_deepspeed else "model.safetensors"
         frozen, buffers = self._untrained()
         untrained = {**({} if exclude_frozen_parameters else frozen), **buffers}
         if not save_filename.endswith(".safetensors"):
@@ -203,6 +203,57 @@ class Checkpoints:
         return True
 
     save_fp16_model = save_16bit_model
+
+    def module_state_dict(
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """The module's own state dict."""
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            for name, param in self.module.named_parameters(remove_duplicate=False):
+                if not param.requires_grad:
+                    state.pop(prefix + name, None)
+        return state
+
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., None] | None = None,
+        fetch_z3_params: bool = False,
+        z3_params_to_fetch: Sequence[torch.Tensor] | None = None,
+        allowed_missing_keys: Collection[str] | None = None,
+    ) -> None:
+        """Loads the state dict under checkpoint["module"] into the module; every rank calls it.
+
+        `allowed_missing_keys`: names that it need not have although `strict`. Partitioned parameters are gathered as they
+        are loaded; for a `custom_load_fn`, which is on its own, those of `z3_params_to_fetch`, or all with `fetch_z3_params`.
+        """
+        self.core  # noqa: B018
+        self.wait_for_parameters()
+        state = checkpoint["module"]
+        if custom_load_fn is None:
+            allowed = frozenset(allowed_missing_keys or ()) if strict else None
+            result = self.module.load_state_dict(state, strict=strict and not allowed)
+            missing = [name for name in result.missing_keys if allowed is not None and name not in allowed]
+            if allowed and (missing or result.unexpected_keys):
+                raise ConfigError(
+                    f"the state dict is of another model: it has no {missing}, this model has no {result.unexpected_keys}"
+                )
+        else:
+            every = range(len(self._params)) if fetch_z3_params else ()
+            fetched = {id(param) for param in z3_params_to_fetch or ()}
+            held = [*every] or [index for index, param in enumerate(self._params) if id(param) in fetched]
+            self.hold_parameters(held)
+            try:
+                custom_load_fn(src=state, dst=self.module)
+            finally:
+                self.let_go_parameters(held)
+        self.parameters_changed()
 
     def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, torch.Tensor]:
         """The module's state dict on rank 0's CPU, in its own type, a parameter at a time; every rank calls it."""
@@ -240,6 +291,10 @@ class Checkpoints:
             self.let_go_parameters(everything)
         self.parameters_changed()
         return True
+
+    def wait_for_parameters(self) -> None:
+        """Waits until all parameters are in place."""
+        raise NotImplementedError
 
     def hold_parameters(self, indices: Sequence[int]) -> None:
         """Makes parameters whole."""
@@ -280,10 +335,27 @@ class Checkpoints:
                 aliases[name] = first[id(tensor)]
         return aliases
 
+    def _schedules(self) -> list[str]:
+        """The kind of the schedule, then the other kinds whose state it takes over."""
+        if not hasattr(self.lr_scheduler, "load_state_dict"):
+            return []
+        own = type(self.lr_scheduler).__name__
+        return [own, *(BY_NAME if isinstance(self.lr_scheduler, LrSchedule) else ())]
+
+    def _load_schedule(self, path: str, state: dict[str, Any] | None) -> None:
+        if not hasattr(self.lr_scheduler, "load_state_dict"):
+            return
+        if state is not None:
+            self.lr_scheduler.load_state_dict(state)
+        elif self.global_rank == 0:
+            _log.warning("%s has no state of a schedule: the %s starts anew", path, type(self.lr_scheduler).__name__)
+
     def _common(self, client_state: Mapping[str, Any]) -> dict[str, Any]:
         """What is the same on all ranks, or rank 0's."""
         if self.global_rank != 0:
             return {}
+        if client_state is not None and not isinstance(client_state, Mapping):
+            raise UsageError(f"client_state must be a dict, not a {type(client_state).__name__}")
         scheduler = getattr(self.lr_scheduler, "state_dict", None)
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return {
@@ -352,6 +424,26 @@ def _say_nothing_was_loaded(folder: Any) -> None:
     _log.warning("%s has no file 'latest', and no tag was given: nothing was loaded; %s", folder, there)
 
 
+_RECOVERY_SCRIPT = '''"""fp32 weights of a checkpoint in this folder: python zero_to_fp32.py . OUTPUT_FOLDER"""
+import sys
+
+from pannier.zero_to_fp32 import *  # noqa: F403
+from pannier.zero_to_fp32 import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def _leave_recovery_script(folder: pathlib.Path) -> None:
+    path = folder / "zero_to_fp32.py"
+    try:
+        if not path.exists():
+            path.write_text(_RECOVERY_SCRIPT)
+    except OSError as error:  # The checkpoint is there; this is for convenience.
+        _log.warning("%s could not be written: %s", path, error.strerror)
+
+
 def _persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Those that a state dict holds, under all their names."""
     for prefix, part in module.named_modules(remove_duplicate=False):
@@ -388,6 +480,8 @@ def _load_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]], is_s
             if key in group and key in values and _differ(group[key], values[key]):
                 changed.append(f"{key} {values[key]} instead of {group[key]} in parameter group {index}")
         for key, value in values.items():
+            if key == "decoupled_weight_decay" and key in group:
+                continue  # It chose the update at initialize().
             if isinstance(group.get(key), torch.Tensor):
                 group[key].copy_(torch.as_tensor(value))
             else:
@@ -423,37 +517,3 @@ def _set_numpy_state(state: Any) -> None:
 
     kind, keys, position, has_gauss, gauss = state
     numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))
-
-
-def _safe_types() -> list[Any]:
-    safe: list[Any] = list(_SAFE)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        scalar = getattr(numpy, "_core", getattr(numpy, "core", None)).multiarray
-        safe += [numpy.ndarray, numpy.dtype, scalar.scalar, scalar._reconstruct]
-        safe += [type(numpy.dtype(kind)) for kind in "?bBhHiIlLqQefdFDUSMm"]
-    return safe
-
-
-def _pack(values: Mapping[str, Any]) -> torch.Tensor:
-    """Pickles, and sees to it that it can be read again without running anybody's code."""
-    stream = io.BytesIO()
-    try:
-        torch.save(dict(values), stream)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(f"client_state, or another state to be saved, can't be pickled: {error}") from None
-    packed = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
-    _unpack(packed)
-    return packed
-
-
-def _unpack(packed: torch.Tensor) -> dict[str, Any]:
-    with torch.serialization.safe_globals(_safe_types()):
-        try:
-            return torch.load(io.BytesIO(packed.numpy().tobytes()), map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error)).strip()
-            raise UsageError(
-                "client_state, or another state of the checkpoint, holds an object that can't be loaded without running "
-                f"code of its own ({reason}); save plain values and tensors, or call "
-                "torch.serialization.add_safe_globals([TheClass]) where you save and load"
-            ) from None

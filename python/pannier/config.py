@@ -23,6 +23,7 @@ import torch
 from pannier import core, lr_schedules
 from pannier.config_values import ConfigValues
 from pannier.errors import ConfigError, IoError
+from pannier.fixed_values import fixed
 
 _log = logging.getLogger("pannier")
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -57,14 +58,20 @@ class Config(ConfigValues):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The values, with all defaults filled in; keys without effect show as they were given."""
+        """The values, with all defaults filled in; keys without effect show as they were given. Not to be changed."""
         return self._values
 
+    def set_batch(self, train: int, micro: int, steps: int) -> None:
+        """Shows other batch sizes."""
+        sizes = {"train_batch_size": train, "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
+        self._values = fixed({**self._values, **sizes})
+
     def _read_back(self) -> None:
-        self._values = _merged(self._given, json.loads(core.call(self.core.json)))
+        values = _merged(self._given, json.loads(core.call(self.core.json)))
         if self.torch_scheduler is not None:
             kind, params = self.torch_scheduler
-            self._values["scheduler"] = {"type": kind, "params": params}
+            values["scheduler"] = {"type": kind, "params": params}
+        self._values: dict[str, Any] = fixed(values)
 
     def _leave_out(self, text: str, brings_optimizer: bool, brings_scheduler: bool) -> str:
         # What the caller brings has priority over the sections, and a scheduler of torch's is built here, not in the

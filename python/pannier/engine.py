@@ -6,7 +6,9 @@ objects together (module, optimizer, scheduler, loader) and closes the core when
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pannier import backward_checks, comm, core, groups, inputs, lr_schedules, managed, overlap, sharded, units
+from pannier import backward_checks, comm, core, early, groups, inputs, lr_schedules, managed, overlap, sharded, units
 from pannier.batches import Batches
 from pannier.checkpoints import Checkpoints
 from pannier.config import Config
@@ -34,14 +36,38 @@ _PRE_HOOKS, _POST_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hoo
 
 
 def close_core(
-    handle: Any, process_id: int, params: Sequence[weakref.ref[torch.Tensor]], hooks: Sequence[RemovableHandle]
+    handle: Any,
+    process_id: int,
+    params: Sequence[weakref.ref[torch.Tensor]],
+    hooks: Sequence[RemovableHandle],
+    group: Any,
+    world_size: int,
 ) -> None:
-    """Ends a core engine, in the process that made it; a forked child leaves it alone."""
+    """Ends a core engine and its group, in the process that made it; a forked child leaves it alone."""
     if os.getpid() != process_id:
         return
     units.unwatch(hooks)
-    managed.release(param for ref in params if (param := ref()) is not None)
-    core.call(handle.close)
+    living = {index: param for index, ref in enumerate(params) if (param := ref()) is not None}
+    managed.release(living.values())
+    try:
+        if _process_ends or not any(map(sharded.is_away, living.values())):
+            core.call(handle.close)
+            return
+        left = core.call(handle.close_and_hand_over)
+    finally:
+        comm.end_engine_group(group)
+    away = {index: param for index, param in living.items() if sharded.is_away(param)}
+    early.take_over([(away.pop(index), begin, values) for index, begin, values in left if index in away], world_size)
+    early.say_lost(away.values())
+
+
+_process_ends: list[bool] = []  # Not empty once it does: nobody goes on with a model then.
+
+
+@functools.cache
+def _note_the_end() -> None:
+    """Has `close_core` know that the process ends. After the first finalizer was made, so that this is called before it."""
+    atexit.register(_process_ends.append, True)
 
 
 class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
@@ -70,7 +96,6 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.world_size = world_size
         self.dp_world_size = world_size
-        self._group = group
         self._config = config
         self._core = handle
         self._process_id = os.getpid()
@@ -93,7 +118,8 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         self._partitions = core.call(handle.partitions)
         if self._partitions:
             hooks += sharded.watch(module, self, self._params)
-        self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs, hooks)
+        self._finalizer = weakref.finalize(self, close_core, handle, self._process_id, refs, hooks, group, world_size)
+        _note_the_end()
 
     # --- the verbs of a training loop ---
 
@@ -300,37 +326,6 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
 
     # --- weights ---
 
-    def module_state_dict(
-        self,
-        destination: Any = None,
-        prefix: str = "",
-        keep_vars: bool = False,
-        exclude_frozen_parameters: bool = False,
-    ) -> dict[str, Any]:
-        """The module's own state dict."""
-        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        if exclude_frozen_parameters:
-            for name, param in self.module.named_parameters(remove_duplicate=False):
-                if not param.requires_grad:
-                    state.pop(prefix + name, None)
-        return state
-
-    def load_module_state_dict(
-        self,
-        checkpoint: Mapping[str, Any],
-        strict: bool = True,
-        custom_load_fn: Callable[..., None] | None = None,
-    ) -> None:
-        """Loads the state dict under checkpoint["module"] into the module."""
-        self.core  # noqa: B018
-        self.wait_for_parameters()
-        state = checkpoint["module"]
-        if custom_load_fn is None:
-            self.module.load_state_dict(state, strict=strict)
-        else:
-            custom_load_fn(src=state, dst=self.module)
-        self.parameters_changed()
-
     def parameters_changed(self) -> None:
         """Says that parameters were written through `.data`, which torch does not count. Other edits are noticed."""
         core.call(self.core.parameters_changed)
@@ -345,7 +340,10 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
     def core(self) -> Any:
         """The core's engine. Raises where there is none to use."""
         if not self._finalizer.alive:
-            raise UsageError("this engine was destroyed")
+            raise UsageError(
+                "this engine was destroyed, by destroy() or by a library: Accelerate's free_memory() does so, with which every "
+                "Trainer.train() begins, so make a new Trainer for another run, or for train() after evaluate()"
+            )
         if os.getpid() != self._process_id:
             raise UsageError(
                 f"this engine belongs to process {self._process_id}, and can't be used in process {os.getpid()}"
@@ -362,9 +360,6 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         if self._input_hook is not None:
             self._input_hook.remove()
             self._input_hook = None
-        if self._finalizer.alive and os.getpid() == self._process_id:
-            self._finalizer()
-            comm.end_engine_group(self._group)
         self._finalizer()
 
     def train(self, mode: bool = True) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -114,6 +115,7 @@ def initialize(
             groups.give_states(handle, states, trained)
         except Exception:
             groups.restore_states(basic, states)
+            comm.end_engine_group(group)
             raise
     engine.collate_fn = collate_fn
     engine.lr_scheduler = scheduler
@@ -153,6 +155,8 @@ def _build_loader(
 def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The model's parameters by name, tied ones once. Raises for those that can't be managed."""
     params = {managed.plain_name(name): param for name, param in model.named_parameters()}
+    if any(managed.owner_of(param) is not None for param in params.values()):
+        gc.collect()  # An engine that nobody holds may wait for this, in a cycle of a trainer's, say.
     for name, param in params.items():
         if managed.owner_of(param) is not None:
             raise ConfigError(

@@ -113,6 +113,6 @@ def _read(name: str, read: Any, param: torch.nn.Parameter) -> Any:
     owner = managed.owner_of(param)
     if owner is not None and owner[0].zero_optimization_stage() == 3:
         return read(param, owner[1])
-    if owner is None and was_made_under_init(param):
+    if owner is None and (was_made_under_init(param) or early.is_partitioned(param)):
         return read(param, id(param))
     raise AttributeError(f"'{type(param).__name__}' object has no attribute '{name}': no engine partitions it")

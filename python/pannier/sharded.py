@@ -8,20 +8,22 @@ pickle with them.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pannier import managed, overlap, units
+from pannier import managed, overlap, returned_tensors, units
 from pannier.errors import UsageError
 
 if TYPE_CHECKING:
     from pannier.engine import Engine
 
+_log = logging.getLogger("pannier")
 Hook = Callable[..., Any]
 # Process-wide by nature, like the table of managed parameters: the engine of a part of a model, its unit there (0: the
 # whole model; -1: none of its own), and what it reads.
@@ -146,12 +148,12 @@ class Call:
                 hook.remove()
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
-    def watch(self, given: Any, returned: Any) -> None:
+    def watch(self, given: Any, returned: Sequence[torch.Tensor]) -> None:
         """Waits for its backward. Autograd runs nodes that were made later first, so when the node that made one of its
         inputs runs, none of its own is left; a leaf may be ready earlier, so all of them count."""
-        for node in {tensor.grad_fn for tensor in _tensors(returned) if tensor.grad_fn is not None}:
+        for node in {tensor.grad_fn for tensor in returned if tensor.grad_fn is not None}:
             node.register_prehook(self.begin_at_node)
-        inputs = [tensor for tensor in _tensors(given) if tensor.requires_grad]
+        inputs = [tensor for tensor in returned_tensors.plain(given) if tensor.requires_grad]
         nodes = {tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None}
         for node in nodes:
             node.register_prehook(self.end)
@@ -243,12 +245,28 @@ def _after(module: torch.nn.Module, unit: int, given: Any, output: Any) -> None:
     engine, _ = _running(module)
     if engine is None:
         return
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(output)):
-        call = Call(weakref.ref(engine), unit)
-        call.watch(given, output)
-        if torch._C._current_graph_task_id() != -1:
-            call.begin()  # A recomputation: its backward follows at once.
+    if torch.is_grad_enabled():
+        returned = returned_tensors.with_gradient(output)
+        if returned:
+            call = Call(weakref.ref(engine), unit)
+            call.watch(given, returned)
+            if torch._C._current_graph_task_id() != -1:
+                call.begin()  # A recomputation: its backward follows at once.
+        elif (kind := returned_tensors.opaque_kind(output)) is not None:
+            _keep_whole(module, engine, unit, kind)
     engine.tell("end_unit_forward", unit)
+
+
+def _keep_whole(module: torch.nn.Module, engine: Engine, unit: int, kind: str) -> None:
+    # Nothing says when its backward begins and ends: it stays whole until the engine's next backward has ended.
+    engine.tell("begin_unit_backward", unit)
+    if not engine.said_once(f"opaque output of unit {unit}"):
+        _log.warning(
+            "a %s returned a %s, in which tensors can't be found, so its parameters stay whole until the next backward has "
+            "ended; return tensors, or lists, dicts or objects that hold them",
+            type(module).__name__,
+            kind,
+        )
 
 
 def _hold(module: torch.nn.Module) -> None:
@@ -270,20 +288,6 @@ def is_away(param: torch.Tensor) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _tensors(value)
-    elif hasattr(tree, "__dataclass_fields__"):
-        for name in tree.__dataclass_fields__:
-            yield from _tensors(getattr(tree, name, None))
 
 
 def _renewed(hooks: Any, register: Any, hook: Hook, **options: Any) -> RemovableHandle:

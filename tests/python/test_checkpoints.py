@@ -414,7 +414,7 @@ def test_another_model_is_refused_by_name_and_loads_in_part(saved: pathlib.Path)
     engine, *_ = pannier.initialize(
         model=torch.nn.Sequential(torch.nn.Linear(4, 6)), config=config(OPTIMIZERS["SGD"][0])
     )
-    assert engine.load_checkpoint(saved, load_module_strict=False)[0] is not None
+    assert engine.load_checkpoint(saved, load_module_strict=False, load_optimizer_states=False)[0] is not None
     other = small_engine()
     other.load_checkpoint(saved)
     assert torch.equal(engine.module[0].weight, other.module[0].weight)

@@ -228,6 +228,46 @@ assert get_optim_files(".") == names
     run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path)
 
 
+def test_files_have_the_names_that_scripts_look_for(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import deepspeed, torch
+model = torch.nn.Linear(4, 2)
+engine, *_ = deepspeed.initialize(model=model, config={
+    "train_batch_size": 1, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}})
+engine.save_checkpoint("run", tag="a")
+assert engine.save_16bit_model("model") and torch.equal(torch.load("model/pytorch_model.bin")["bias"], model.bias)
+"""
+    )
+    run("-m", "pannier.deepspeed", "train.py", cwd=tmp_path)
+    run("zero_to_fp32.py", ".", "out", cwd=tmp_path / "run")
+    ask = "import torch; print(*torch.load('run/out/pytorch_model.bin'))"
+    assert run("-c", ask, cwd=tmp_path).stdout.split() == ["weight", "bias"]
+
+
+def test_recomputation_by_deepspeeds_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import deepspeed, torch
+
+def pair(x, y, *, scale, shift=None):
+    return [x * y * scale, None] if shift is None else [x * y * scale + shift]
+
+x, scale = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+deepspeed.checkpointing.configure(None, partition_activations=True, num_checkpoints=2)
+first, second = deepspeed.checkpointing.checkpoint(pair, x, 3, scale=scale)
+assert second is None
+alone = deepspeed.checkpointing.checkpoint(pair, x, 3, scale=scale, shift=1)
+(first + alone).sum().backward()
+assert x.grad.tolist() == [12, 12, 12] and scale.grad.tolist() == [6, 6, 6]
+(again,) = [deepspeed.checkpointing.non_reentrant_checkpoint(lambda x: (x * scale,), torch.ones(3))]
+again.sum().backward()
+assert scale.grad.tolist() == [7, 7, 7]
+"""
+    )
+    run("-m", "pannier.deepspeed", "train.py", cwd=tmp_path)
+
+
 def test_flags_of_the_launcher(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys, deepspeed\n"

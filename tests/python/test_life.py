@@ -107,6 +107,19 @@ def test_engine_is_freed_with_its_last_reference() -> None:
         optimizer.step()
 
 
+def test_an_engine_in_a_forgotten_cycle_is_in_nobodys_way() -> None:
+    model = nn.Linear(4, 4)
+    gc.disable()
+    try:
+        holder: dict[str, Any] = {"engine": pannier.initialize(model=model, config=config(ADAMW))[0]}
+        holder["me"] = holder
+        del holder
+        engine = pannier.initialize(model=model, config=config(ADAMW))[0]
+    finally:
+        gc.enable()
+    engine.destroy()
+
+
 def test_after_destroy() -> None:
     engine, optimizer, _, _ = pannier.initialize(model=Zoo(), config=config(ADAMW))
     engine.destroy()

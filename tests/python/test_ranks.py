@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import math
@@ -513,6 +514,31 @@ def test_ranks_learn_of_one_that_cannot_go_on(kind: str, words: str) -> None:
                 assert name == "ArithmeticError"
             else:
                 assert name == "CollectiveError" and words in message, message
+
+
+@program
+def groups_left(rank: int, world: int) -> list[int]:
+    """Process groups of torch's after engines that ended in each way."""
+    pannier.init_distributed()
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    counts = []
+    for how in ("destroyed", "forgotten", "refused"):
+        budget = {"host_memory": "1KiB"} if how == "refused" else {}
+        settings = config(OPTIMIZERS["AdamW"][0], stage=2, offload=True, pannier={"collective_timeout": 30, **budget})
+        try:
+            engine, *_ = pannier.initialize(model=Zoo(), config=settings)
+            if how == "destroyed":
+                engine.destroy()
+            del engine
+        except torch.OutOfMemoryError:
+            pass
+        gc.collect()
+        counts.append(len(groups))
+    return counts
+
+
+def test_groups_of_engines_end_with_them() -> None:
+    assert [ended.result for ended in ranks.run(__file__, "groups_left", 2)] == [[1, 1, 1]] * 2
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
+import json
+import pickle
 from typing import Any
 
 import pytest
@@ -54,6 +57,35 @@ def test_the_engine_is_a_module_and_passes_on_what_it_lacks() -> None:
             engine.generate()
         assert engine.config.get("zero_optimization")["stage"] == stage
         engine.destroy()
+
+
+def test_the_configuration_is_shown_and_not_to_be_written() -> None:
+    engine = started()
+    for write in (
+        lambda values: values.update(gradient_clipping=2.0),
+        lambda values: values["zero_optimization"].pop("stage"),
+        lambda values: values["optimizer"]["params"]["betas"].append(0.5),
+    ):
+        with pytest.raises(pannier.ConfigError, match="writing into it would change nothing"):
+            write(engine.config)
+    copied = copy.deepcopy(engine.config)
+    copied["zero_optimization"]["stage"] = 7
+    assert json.loads(json.dumps(engine.config)) == engine.config == pickle.loads(pickle.dumps(engine.config)) != copied
+    engine.set_train_batch_size(6)
+    assert engine.config["train_batch_size"] == engine.train_batch_size() == 6
+    engine.destroy()
+
+
+def test_a_state_dict_may_lack_what_is_allowed() -> None:
+    engine = started()
+    state = engine.module.state_dict()
+    name, _ = state.popitem()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        engine.load_module_state_dict({"module": state})
+    engine.load_module_state_dict({"module": state}, fetch_z3_params=True, allowed_missing_keys={name})
+    with pytest.raises(pannier.ConfigError, match="of another model"):
+        engine.load_module_state_dict({"module": {**state, "x": torch.ones(1)}}, allowed_missing_keys={name})
+    engine.destroy()
 
 
 def test_the_optimizer_shows_what_wrappers_read() -> None:

@@ -58,13 +58,14 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
       .def("save_checkpoint",
            [](const Self& self, const std::string& folder, const std::string& tag, bool set_latest,
               bool excludes_frozen, const c10::List<Numbers>& groups, const Names& frozen_names, const Tensors& frozen,
-              const Names& buffer_names, const Tensors& buffers, const Texts& aliases, const Bytes& bytes) {
+              const Names& buffer_names, const Tensors& buffers, const Texts& aliases, const Texts& attributes,
+              const Bytes& bytes) {
              return translated([&] {
                CheckpointContents contents{.groups = to_hyperparameters(groups),
                                            .frozen = named(frozen_names, frozen),
                                            .buffers = named(buffer_names, buffers),
                                            .aliases = to_map(aliases),
-                                           .attributes = {},
+                                           .attributes = to_map(attributes),
                                            .bytes = {},
                                            .excludes_frozen = excludes_frozen};
                for (const auto& item : bytes) {
@@ -76,8 +77,8 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
       .def("finish_checkpoint", [](const Self& self) { translated([&] { self->core.finish_checkpoint(); }); })
       .def("load_checkpoint",
            [](const Self& self, const std::string& folder, const std::string& tag, bool strict, bool optimizer_states,
-              bool module_only, bool parameters, const Names& frozen_names, const Tensors& frozen,
-              const Names& buffer_names, const Tensors& buffers) {
+              bool module_only, bool parameters, std::int64_t num_groups, const Names& schedules,
+              const Names& frozen_names, const Tensors& frozen, const Names& buffer_names, const Tensors& buffers) {
              return translated([&]() -> Loaded {
                const auto loaded = self->core.load_checkpoint({.folder = folder,
                                                                .tag = tag,
@@ -85,6 +86,8 @@ void define_checkpoint(torch::class_<EngineHolder>& engine) {
                                                                .optimizer_states = optimizer_states,
                                                                .module_only = module_only,
                                                                .parameters = parameters,
+                                                               .num_groups = static_cast<std::size_t>(num_groups),
+                                                               .schedules = schedules,
                                                                .frozen = named(frozen_names, frozen),
                                                                .buffers = named(buffer_names, buffers)});
                if (!loaded) {

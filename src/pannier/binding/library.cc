@@ -203,7 +203,16 @@ void define_engine(torch::Library& library) {
       .def("parameters_changed", [](const Self& self) { translated([&] { self->core.parameters_changed(); }); })
       .def("synchronize", [](const Self& self) { translated([&] { self->core.synchronize(); }); })
       .def("drop_gradients", [](const Self& self) { translated([&] { self->core.drop_gradients(); }); })
-      .def("close", [](const Self& self) { self->core.close(); });
+      .def("close", [](const Self& self) { self->core.close(); })
+      .def("close_and_hand_over", [](const Self& self) {
+        return translated([&] {
+          std::vector<std::tuple<std::int64_t, std::int64_t, at::Tensor>> left;
+          for (HandedOver& each : self->core.close_and_hand_over()) {
+            left.emplace_back(each.parameter, each.begin, std::move(each.values));
+          }
+          return left;
+        });
+      });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,12 +19,21 @@ namespace {
 
 constexpr std::size_t kMaxRequestBytes = std::size_t{1} << 30;  // The kernel stops short of 2 GiB without an error.
 
+// A description of its own, since locks belong to descriptions.
+OwnedFd open_again(int fd, const std::string& path) {
+  OwnedFd again(::openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!again.is_open()) {
+    throw IoError(fmt::format("open '{}'", path), errno);
+  }
+  return again;
+}
+
 }  // namespace
 
 bool is_plain_name(std::string_view name) noexcept {
   const auto plain = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("._-=+,@%:~()[]").find(c) != std::string_view::npos;
   };
   return !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
          std::all_of(name.begin(), name.end(), plain);
@@ -87,7 +97,7 @@ SealedFolder::SealedFolder(const std::string& path)
 std::string SealedFolder::path_of(const std::string& name) const {
   if (!is_plain_name(name)) {
     throw ConfigError(
-        fmt::format("'{}' is no name for a file in '{}': letters, digits, '.', '_' and '-' only", name, path_));
+        fmt::format("'{}' is no name for a file in '{}': letters, digits and ._-=+,@%:~()[] only", name, path_));
   }
   return path_ + "/" + name;
 }
@@ -179,6 +189,19 @@ std::vector<std::string> SealedFolder::names() const {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+FolderLock::FolderLock(const SealedFolder& folder) : fd_(open_again(folder.fd_.get(), folder.path_)) {
+  while (::flock(fd_.get(), LOCK_EX) != 0 && errno == EINTR) {
+  }
+}
+
+std::optional<FolderLock> FolderLock::unless_taken(const SealedFolder& folder) {
+  FolderLock lock(open_again(folder.fd_.get(), folder.path_));
+  if (::flock(lock.fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return std::nullopt;
+  }
+  return lock;
 }
 
 }  // namespace pannier::ckpt

@@ -4,16 +4,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pannier/io/process_files.h"
 
 namespace pannier::ckpt {
 
-/// Whether `name` consists of [A-Za-z0-9._-] only, at most 255 of them, and is neither "." nor "..".
+/// Whether `name` consists of [A-Za-z0-9._=+,@%:~()[]-] only, at most 255 of them, and is neither "." nor "..".
 [[nodiscard]] bool is_plain_name(std::string_view name) noexcept;
 
 /// Reads exactly `bytes.size()` bytes. Throws IoError naming `file`, offset and bytes; at the end of the file too.
@@ -51,11 +53,27 @@ class SealedFolder {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
  private:
+  friend class FolderLock;
   SealedFolder(OwnedFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
   [[nodiscard]] std::string path_of(const std::string& name) const;
 
   OwnedFd fd_;
   std::string path_;
+};
+
+/// Keeps others who ask for it out of a folder: other processes of the machine, and other locks of this one. Move-only;
+/// ends with its process. Where a file system knows no such locks, everybody is let in.
+class FolderLock {
+ public:
+  /// Waits for whoever is in.
+  explicit FolderLock(const SealedFolder& folder);
+  /// Nothing where somebody is in.
+  [[nodiscard]] static std::optional<FolderLock> unless_taken(const SealedFolder& folder);
+
+ private:
+  explicit FolderLock(OwnedFd fd) : fd_(std::move(fd)) {}
+
+  OwnedFd fd_;
 };
 
 }  // namespace pannier::ckpt

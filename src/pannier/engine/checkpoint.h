@@ -58,6 +58,8 @@ struct LoadRequest {
   bool optimizer_states = true;  ///< Moments, step counts and loss scale too.
   bool module_only = false;      ///< The model's tensors alone.
   bool parameters = true;        ///< False: the caller has loaded the trained parameters by himself.
+  std::size_t num_groups = 0;    ///< Parameter groups that take values over with the states; 0: not looked at.
+  std::vector<std::string> schedules = {};  ///< The caller's schedule, then others whose state it takes; none: any.
   std::vector<NamedTensor> frozen = {};
   std::vector<NamedTensor> buffers = {};
 };

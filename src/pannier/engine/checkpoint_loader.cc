@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pannier/base/error.h"
+#include "pannier/base/log.h"
 #include "pannier/ckpt/checkpoint_folder.h"
 #include "pannier/ckpt/share.h"
 #include "pannier/engine/checkpoint_buffers.h"
@@ -55,7 +56,10 @@ std::optional<LoadedCheckpoint> CheckpointLoader::open(const LoadRequest& reques
     loaded.attributes = reader_->manifest().attributes;
     loaded.world_size = reader_->manifest().world_size;
     compare_names(request, loaded);
+    compare_schedules(request);
     if (wants_states(request)) {
+      compare_optimizers();
+      compare_groups(request);
       compare_states(request, loaded);
     }
     return fmt::format("tag '{}' of step {} with {} tensors in {} files", tag, reader_->manifest().step,
@@ -123,6 +127,47 @@ void CheckpointLoader::compare_names(const LoadRequest& request, LoadedCheckpoin
         loaded.unexpected.empty()
             ? ""
             : fmt::format("{} this model has no {}", loaded.missing.empty() ? "" : ";", some_of(loaded.unexpected))));
+  }
+}
+
+// Moments of one optimizer mean something else to another, also where they have the same names. Adam and AdamW differ
+// in what they do with the weight decay alone.
+void CheckpointLoader::compare_optimizers() const {
+  const auto own_states = fmt::format("{}", fmt::join(parts_->pipeline->state_names(), ","));
+  const std::string saved_states = reader_->attribute("optimizer.states", own_states);
+  const std::string saved = reader_->attribute("optimizer", saved_states == own_states ? optimizer_ : "another");
+  const auto is_adam = [](const std::string& name) { return name == "Adam" || name == "AdamW"; };
+  const bool is_kin = saved == optimizer_ || (is_adam(saved) && is_adam(optimizer_));
+  if (!is_kin || saved_states.size() > own_states.size()) {
+    const auto described = [](const std::string& name, const std::string& states) {
+      return fmt::format("{} ({})", name, states.empty() ? "none" : states);
+    };
+    throw ConfigError(fmt::format(
+        "'{}' has the states of {}, and this engine's optimizer is {}; load_optimizer_states=False loads the rest",
+        reader_->path(), described(saved, saved_states), described(optimizer_, own_states)));
+  }
+  if (saved != optimizer_ && ranks_.rank() == 0) {
+    log::warning(fmt::format("load_checkpoint: '{}' was saved by {}, and goes on with {}: weight decay works otherwise",
+                             reader_->path(), saved, optimizer_));
+  }
+}
+
+void CheckpointLoader::compare_groups(const LoadRequest& request) const {
+  const std::string saved = reader_->attribute("groups", "0");
+  if (request.num_groups > 0 && saved != "0" && saved != fmt::format("{}", request.num_groups)) {
+    throw ConfigError(fmt::format(
+        "'{}' has {} parameter groups, and this engine's optimizer {}; load_optimizer_states=False loads the rest",
+        reader_->path(), saved, request.num_groups));
+  }
+}
+
+void CheckpointLoader::compare_schedules(const LoadRequest& request) const {
+  const std::string saved = reader_->attribute("schedule.kind");
+  const auto& known = request.schedules;
+  if (!saved.empty() && !known.empty() && std::find(known.begin(), known.end(), saved) == known.end()) {
+    throw ConfigError(fmt::format(
+        "'{}' has the state of a {}, and this engine's schedule is a {}; load_lr_scheduler_states=False loads the rest",
+        reader_->path(), saved, known.front()));
   }
 }
 

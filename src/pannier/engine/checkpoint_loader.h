@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pannier/ckpt/checkpoint_reader.h"
@@ -22,9 +23,10 @@ namespace pannier {
 /// Loads once. Of the engine's thread.
 class CheckpointLoader {
  public:
-  /// `parts` may be null: an engine that trains nothing. What it refers to must outlive it.
-  CheckpointLoader(Device& device, Communicator& ranks, HostMemory& memory, Parts* parts)
-      : device_(device), ranks_(ranks), memory_(memory), parts_(parts) {}
+  /// `parts` may be null: an engine that trains nothing; `optimizer` is the name of its update as checkpoints have it.
+  /// What it refers to must outlive it.
+  CheckpointLoader(Device& device, Communicator& ranks, HostMemory& memory, Parts* parts, std::string optimizer)
+      : device_(device), ranks_(ranks), memory_(memory), parts_(parts), optimizer_(std::move(optimizer)) {}
 
   /// Step 1. All ranks call it. Nothing where the folder has no `latest` and no tag was asked for. Throws, on all ranks
   /// where one failed, for what is missing, broken or of another model.
@@ -35,6 +37,9 @@ class CheckpointLoader {
  private:
   [[nodiscard]] std::string tag_of(const LoadRequest& request) const;
   void compare_names(const LoadRequest& request, LoadedCheckpoint& loaded);
+  void compare_optimizers() const;
+  void compare_groups(const LoadRequest& request) const;
+  void compare_schedules(const LoadRequest& request) const;
   void compare_states(const LoadRequest& request, LoadedCheckpoint& loaded);
   [[nodiscard]] bool wants_states(const LoadRequest& request) const;
   [[nodiscard]] std::string stored_name(const std::string& name) const;
@@ -49,6 +54,7 @@ class CheckpointLoader {
   Communicator& ranks_;
   HostMemory& memory_;
   Parts* parts_;
+  std::string optimizer_;
   std::unique_ptr<ckpt::CheckpointReader> reader_;
 };
 

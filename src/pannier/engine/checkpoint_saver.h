@@ -13,10 +13,12 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "pannier/ckpt/sealed_folder.h"
 #include "pannier/ckpt/share.h"
 #include "pannier/engine/checkpoint.h"
 #include "pannier/engine/config_parts.h"
@@ -80,6 +82,7 @@ class CheckpointSave {
   SavePlace place_;
   std::string save_;  ///< Its name.
   std::string path_;
+  std::optional<ckpt::FolderLock> lock_;    ///< Rank 0's, of the tag's folder.
   std::vector<std::uint64_t> buffer_sums_;  ///< Rank 0's.
   SavedContents contents_;
   std::unique_ptr<TextChannel> channel_;

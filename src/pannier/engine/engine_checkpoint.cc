@@ -66,6 +66,7 @@ std::string Engine::save_checkpoint(const std::string& folder, const std::string
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(LoadRequest request) {
   request.frozen = frozen();
   request.buffers = buffers();
+  request.num_groups = hyper_.size();
   auto loaded = core_.load_checkpoint(request);
   if (!loaded) {
     return std::nullopt;

@@ -256,4 +256,27 @@ void EngineCore::close() noexcept {
   }
 }
 
+std::vector<HandedOver> EngineCore::close_and_hand_over() noexcept {
+  std::vector<HandedOver> left;
+  if (!closed_ && process_ == getpid() && parts_ != nullptr) {
+    try {
+      finish_checkpoint();
+    } catch (const std::exception& error) {
+      log::warning(fmt::format("the last checkpoint could not be written: {}", error.what()));
+    }
+    try {
+      synchronize();
+      if (const auto cap = std::exchange(cap_, std::nullopt)) {
+        device_->remove_memory_cap(*cap);
+      }
+      left = hand_over(*parts_, managed_of_);
+    } catch (const std::exception& error) {
+      left.clear();
+      log::warning(fmt::format("the partitioned parameters of an engine that ends are lost: {}", error.what()));
+    }
+  }
+  close();
+  return left;
+}
+
 }  // namespace pannier

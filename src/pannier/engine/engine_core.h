@@ -19,6 +19,7 @@
 #include "pannier/device/device.h"
 #include "pannier/engine/checkpoint.h"
 #include "pannier/engine/config.h"
+#include "pannier/engine/handed_over.h"
 #include "pannier/engine/route_planner.h"
 #include "pannier/engine/step_tracer.h"
 #include "pannier/mem/host_memory.h"
@@ -219,8 +220,11 @@ class EngineCore {
   /// require_whole_step(); IoError where a state can't be put to rest.
   void synchronize();
 
-  /// Removes the hooks and gives memory back; the parameters keep their values. Later calls of anything else throw.
+  /// Removes the hooks and gives memory back; parameters that are whole keep their values. Later calls of anything else
+  /// throw.
   void close() noexcept;
+  /// The same; what partitioned parameters hold on this rank goes to the caller. Not a collective.
+  [[nodiscard]] std::vector<HandedOver> close_and_hand_over() noexcept;
   [[nodiscard]] bool closed() const noexcept { return closed_; }
 
  private:

@@ -21,6 +21,10 @@ constexpr std::array<const char*, 5> kAlgorithmNames{"AdamW", "Adam", "SGD", "Ad
 
 using Attributes = std::map<std::string, std::string>;
 
+std::string algorithm_name(kernels::Algorithm algorithm) {
+  return kAlgorithmNames.at(static_cast<std::size_t>(algorithm));
+}
+
 // A number's shortest text that gives back the same number.
 template <class Number>
 void put(Attributes& attributes, const std::string& key, Number value) {
@@ -73,7 +77,7 @@ Attributes EngineCore::own_attributes(const std::vector<kernels::Hyperparameters
   put(attributes, "scaler.skipped_in_a_row", scaler.skipped_in_a_row);
   put_groups(attributes, groups);
   if (parts_ != nullptr) {
-    attributes["optimizer"] = kAlgorithmNames.at(static_cast<std::size_t>(algorithm_));
+    attributes["optimizer"] = algorithm_name(algorithm_);
     attributes["optimizer.states"] = fmt::format("{}", fmt::join(parts_->pipeline->state_names(), ","));
     const std::int64_t most = steps_.empty() ? 0 : *std::max_element(steps_.begin(), steps_.end());
     put(attributes, "optimizer.step", most);
@@ -196,7 +200,7 @@ std::optional<LoadedCheckpoint> EngineCore::load_checkpoint(const LoadRequest& r
     rest_for_checkpoint("load_checkpoint()");
     return std::string();
   });
-  CheckpointLoader loader(*device_, *communicator_, *host_memory_, parts_.get());
+  CheckpointLoader loader(*device_, *communicator_, *host_memory_, parts_.get(), algorithm_name(algorithm_));
   std::optional<LoadedCheckpoint> loaded = loader.open(request);
   if (!loaded) {
     return std::nullopt;

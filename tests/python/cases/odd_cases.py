@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import os
@@ -270,6 +271,62 @@ def recomputation_of_every_kind(rank: int, world: int, cell: Cell) -> None:
         return  # No weight is released there.
     for kind in ("nested", "nested old", "whole", "whole old", "selective", "in rows", "kept on the CPU"):
         train(lambda kind=kind: Recomputed(kind), rank, world, cell, gas=2)
+
+
+# --- what modules return ---
+
+
+class Box:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.inside, self.beside = {"tensor": tensor}, None
+
+
+class Slots:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+RETURNS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
+    "object": (Box, lambda box: box.inside["tensor"]),
+    "slots": (Slots, lambda slots: slots.tensor),
+    "set": (lambda tensor: {tensor, 1}, lambda found: next(value for value in found if isinstance(value, torch.Tensor))),
+    "deque": (lambda tensor: collections.deque([None, tensor]), lambda found: found.pop()),
+    "iterator": (lambda tensor: iter([tensor]), next),
+    "function": (lambda tensor: lambda: tensor, lambda function: function()),
+}
+
+
+class Returning(nn.Module):
+    """Each block returns its tensor inside of something."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.blocks = nn.ModuleList(Holding(kind) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = RETURNS[self.kind][1](block(x))
+        return x.pow(2).mean()
+
+
+class Holding(Block):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return RETURNS[self.kind][0](super().forward(x))
+
+
+@body
+def outputs_of_every_kind(rank: int, world: int, cell: Cell) -> None:
+    if cell[0] < 3:
+        return  # No weight is released there.
+    for kind in RETURNS:
+        train(lambda kind=kind: Returning(kind), rank, world, cell, gas=2)
 
 
 # --- gradients of gradients ---

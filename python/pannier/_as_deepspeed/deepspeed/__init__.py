@@ -53,10 +53,13 @@ __all__ = [
 
 @functools.wraps(pannier.initialize)
 def initialize(*args: Any, **kwargs: Any) -> Any:
-    """`pannier.initialize`, after which there is a process group also for one rank, as scripts of DeepSpeed's expect."""
+    """`pannier.initialize`, after which there is a process group also for one rank, as scripts of DeepSpeed's expect. Files
+    that the engine writes have DeepSpeed's names."""
     if kwargs.get("dist_init_required") is not False:
         init_distributed(distributed_port=kwargs.get("distributed_port", 29500))
-    return pannier.initialize(*args, **kwargs)
+    engine, *others = pannier.initialize(*args, **kwargs)
+    engine.follows_deepspeed = True
+    return engine, *others
 
 
 def is_compile_supported() -> bool:
