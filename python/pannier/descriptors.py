@@ -21,6 +21,10 @@ class Descriptor(torch.optim.Optimizer):
     states: ClassVar[tuple[str, ...]]
     """The names of the rule's states."""
 
+    fp32_optimizer_states: bool = True
+    """Whether states that its own `step()` makes are fp32; else they are of the parameter's type. An engine's are fp32, as
+    those of DeepSpeed's are, which has fp32 masters for parameters there."""
+
     @property
     def rule(self) -> str:
         """The core's name of the update."""
@@ -58,16 +62,20 @@ class Descriptor(torch.optim.Optimizer):
         state = self.state[param]
         if not state:
             state["step"] = 0
-            state.update({name: torch.zeros(param.shape, dtype=torch.float32) for name in self.states})
+            dtype = torch.float32 if self.fp32_optimizer_states else param.dtype
+            state.update({name: torch.zeros(param.shape, dtype=dtype) for name in self.states})
         state["step"] += 1
         weight = param.float().contiguous()
         grad = param.grad.to_dense() if param.grad.is_sparse else param.grad  # type: ignore[union-attr]
-        kept = [state[name] for name in self.states]
+        kept = [state[name].float() for name in self.states]  # The state itself where it is fp32.
         second = kept[1] if len(kept) == 2 else torch.empty(0)
         grad = grad.float().contiguous()
         core.call(torch.ops.pannier.update_tensor, self.rule, weight, grad, kept[0], second, state["step"], values)
         if weight.data_ptr() != param.data_ptr():
             param.copy_(weight)
+        for name, value in zip(self.states, kept, strict=True):
+            if value is not state[name]:
+                state[name].copy_(value)
 
 
 def _no_amsgrad(name: str, amsgrad: bool) -> None:
@@ -98,8 +106,7 @@ class DeepSpeedCPUAdam(Descriptor):
         fp32_optimizer_states: bool = True,
     ) -> None:
         _no_amsgrad("DeepSpeedCPUAdam", amsgrad)
-        if not fp32_optimizer_states:
-            raise ConfigError("fp32_optimizer_states=False is not supported: the moments are kept in fp32")
+        self.fp32_optimizer_states = bool(fp32_optimizer_states)
         self.adam_w_mode = bool(adamw_mode)
         super().__init__(
             model_params,
@@ -161,8 +168,7 @@ class DeepSpeedCPUAdagrad(Descriptor):
         fp32_optimizer_states: bool = True,
     ) -> None:
         _no_amsgrad("DeepSpeedCPUAdagrad", amsgrad)
-        if not fp32_optimizer_states:
-            raise ConfigError("fp32_optimizer_states=False is not supported: the sums are kept in fp32")
+        self.fp32_optimizer_states = bool(fp32_optimizer_states)
         super().__init__(model_params, {"lr": lr, "eps": eps, "weight_decay": weight_decay, "amsgrad": False})
 
 
@@ -180,8 +186,7 @@ class DeepSpeedCPULion(Descriptor):
         weight_decay: float = 0,
         fp32_optimizer_states: bool = True,
     ) -> None:
-        if not fp32_optimizer_states:
-            raise ConfigError("fp32_optimizer_states=False is not supported: the momentum is kept in fp32")
+        self.fp32_optimizer_states = bool(fp32_optimizer_states)
         super().__init__(model_params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
 

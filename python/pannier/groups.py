@@ -124,7 +124,8 @@ def update_rule(optimizer: torch.optim.Optimizer) -> str:
         return optimizer.rule  # type: ignore[attr-defined]
     rules: dict[type, str] = {torch.optim.SGD: "SGD", torch.optim.Adagrad: "Adagrad"}
     if kind not in rules:
-        raise ConfigError(f"optimizer {kind.__module__}.{kind.__qualname__} is not supported; use {_SUPPORTED}")
+        # DeepSpeed asserts that it knows the optimizer.
+        raise UsageError(f"optimizer {kind.__module__}.{kind.__qualname__} is not supported; use {_SUPPORTED}")
     return rules[kind]
 
 

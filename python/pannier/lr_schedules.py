@@ -76,9 +76,11 @@ class LrSchedule:
         return core.call(self._schedule.lrs)
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """The betas for each group, None where the schedule leaves them alone."""
-        flat = core.call(self._schedule.momenta)
-        return list(zip(flat[0::2], flat[1::2], strict=True)) or None
+        """The betas of the cycle for each group, None where the schedule leaves them alone.
+
+        Before the first step the groups hold the cycle's least momentum, as with DeepSpeed, and this is the greatest.
+        """
+        return _pairs(core.call(self._schedule.cycle_momenta)) or None
 
     def get_last_lr(self) -> list[float]:
         """The learning rates that were written last."""
@@ -108,10 +110,14 @@ class LrSchedule:
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
-        for group, betas in zip(groups, self.get_mom() or [], strict=False):
+        for group, betas in zip(groups, _pairs(core.call(self._schedule.momenta)), strict=False):
             if "betas" in group:
                 group["betas"] = betas
         self._last_lr = [group["lr"] for group in groups]
+
+
+def _pairs(flat: Sequence[float]) -> list[tuple[float, float]]:
+    return list(zip(flat[0::2], flat[1::2], strict=True))
 
 
 class WarmupLR(LrSchedule):

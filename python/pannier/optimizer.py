@@ -141,10 +141,14 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def engine(self) -> Engine:
         """The engine that does the work."""
-        engine = self._engine() if self._engine is not None else None
+        engine = self.bound_engine()
         if engine is None:
             raise UsageError("this optimizer's engine is gone, or initialize() has not finished")
         return engine
+
+    def bound_engine(self) -> Engine | None:
+        """The engine that does the work; None where it is gone, or `initialize` has not finished."""
+        return self._engine() if self._engine is not None else None
 
     # torch's base class assigns `state` in its constructor; the view stands in its place.
     @property  # type: ignore[override]

@@ -6,10 +6,12 @@ As a program: `python -m pannier.zero_to_fp32 CHECKPOINT_DIR OUTPUT_DIR`. Checkp
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -51,12 +53,13 @@ def convert_zero_checkpoint_to_fp32_state_dict(
             if _is_deepspeeds(folder, tag):
                 import_checkpoint(folder, temporary, _text(tag) or None)
                 folder, tag = pathlib.Path(temporary), None
-            core.consolidate(os.fspath(folder), _text(tag), os.fspath(output_dir), "fp32", max_shard_size)
+            with _whole_files(output_dir) as output:
+                core.consolidate(os.fspath(folder), _text(tag), output, "fp32", max_shard_size)
         return
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters)
-    os.makedirs(output_dir, exist_ok=True)
     if not safe_serialization:
-        torch.save(state, os.path.join(output_dir, "pytorch_model.bin"))
+        with _whole_files(output_dir) as output:
+            torch.save(state, os.path.join(output, "pytorch_model.bin"))
         return
     once = {id(tensor): name for name, tensor in reversed(list(state.items()))}  # Tied ones by their first name.
     kept = {name: state[name] for name in once.values()}
@@ -71,7 +74,23 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         for tensor in kept.values():
             core.call(builder.write, tensor)
         core.call(builder.commit, 0, {})
-        core.consolidate(temporary, "", os.fspath(output_dir), "fp32", max_shard_size)
+        with _whole_files(output_dir) as output:
+            core.consolidate(temporary, "", output, "fp32", max_shard_size)
+
+
+@contextlib.contextmanager
+def _whole_files(folder: str | os.PathLike[str]) -> Iterator[str]:
+    """A folder whose files go into `folder` when they are complete: scripts convert on every rank, and one that has
+    written reads while others write."""
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        yield temporary
+        made = sorted(os.listdir(temporary), key=lambda name: (name.endswith(".json"), name))  # An index names the others.
+        for name in made:
+            os.replace(os.path.join(temporary, name), os.path.join(folder, name))
+    if any(name.endswith(".safetensors") for name in made):
+        for name in {"model.safetensors", "model.safetensors.index.json"}.difference(made):
+            pathlib.Path(folder, name).unlink(missing_ok=True)  # Of an earlier conversion into more or fewer files.
 
 
 def load_state_dict_from_zero_checkpoint(

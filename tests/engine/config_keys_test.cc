@@ -115,7 +115,6 @@ TEST(UnsupportedKeys, AreErrorsWhereTheyAreOn) {
            R"({"zero_optimization": {"load_from_fp32_weights": false}})",
            R"({"bf16": {"bf16_optimizer_states": true}})",
            R"({"optimizer": {"type": "AdamW", "params": {"amsgrad": true}}})",
-           R"({"optimizer": {"type": "AdamW", "params": {"fp32_optimizer_states": false}}})",
            R"({"activation_checkpointing": {"cpu_checkpointing": true}})",
        }) {
     EXPECT_THAT(error_of(text), HasSubstr("not supported; turn it off or remove it")) << text;

@@ -133,6 +133,11 @@ TEST(OneCycle, CyclesAndDecays) {
   expect_lrs(momenta_used(schedule, 13),
              {0.8, 0.8666666666666667, 0.8333333333333334, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9, 0.945, 0.99, 1.035, 1.08});
   EXPECT_EQ(schedule.momenta().at(0).second, 0.99);
+  // What the curve shows differs before the first step alone.
+  EXPECT_EQ(schedule.cycle_momenta().at(0), std::pair(0.9, 0.99));
+  Schedule later = schedule;
+  later.step();
+  EXPECT_EQ(later.cycle_momenta(), later.momenta());
 }
 
 TEST(OneCycle, IsSymmetricWithoutASecondSize) {

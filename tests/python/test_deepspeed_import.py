@@ -79,6 +79,27 @@ def test_zero_to_fp32_reads_both_kinds(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "safe" / "model.safetensors").exists()
 
 
+def test_a_conversion_leaves_a_whole_file_whoever_else_converts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts convert on every rank, into one file, and each reads it when it has written."""
+    real = torch.save
+
+    def slowly(state: Any, path: str) -> None:
+        pathlib.Path(path).write_bytes(b"half of it")
+        if first.exists():  # Another rank that is done reads.
+            assert torch.load(first, weights_only=True).keys() == Net().state_dict().keys()
+        real(state, path)
+
+    first = tmp_path / "bin" / "pytorch_model.bin"
+    monkeypatch.setattr(torch, "save", slowly)
+    for _ in range(2):
+        zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(CASES / "stage3", tmp_path / "bin", tag="t3")
+    assert [path.name for path in first.parent.iterdir()] == ["pytorch_model.bin"]
+    for size, is_cut in (("300", True), ("5GB", False), ("300", True)):
+        zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(CASES / "stage3", tmp_path / "safe", size, True, "t3")
+        found = {path.name for path in (tmp_path / "safe").iterdir()}
+        assert ("model.safetensors.index.json" in found, "model.safetensors" in found) == (is_cut, not is_cut)
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return __import__("os").mkdir, ("evil",)

@@ -223,6 +223,26 @@ names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(12)
 for name in names:
     pathlib.Path(name).write_text("")
 assert get_optim_files(".") == names
+
+from deepspeed.ops.adam import FusedAdam
+from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, ZeROOptimizer
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+KINDS = (DeepSpeedOptimizer, ZeROOptimizer, DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, FP16_Optimizer,
+         FP16_UnfusedOptimizer, BF16_Optimizer)
+zero12, zero3 = [True, True, True, False] + [False] * 3, [True, True, False, True] + [False] * 3
+fused, unfused = ([True, False, False, False, is_fused, not is_fused, False] for is_fused in (True, False))
+for stage, half, kind, wanted in ((0, False, FusedAdam, [False] * 7), (0, True, FusedAdam, fused), (0, True, torch.optim.Adam, unfused),
+                                  (1, True, FusedAdam, zero12), (2, False, FusedAdam, zero12), (3, True, FusedAdam, zero3)):
+    model = torch.nn.Linear(2, 2)
+    config = {"train_batch_size": 1, "zero_optimization": {"stage": stage}, "bf16": {"enabled": half}}
+    engine, optimizer, *_ = deepspeed.initialize(model=model, optimizer=kind(model.parameters(), lr=0.1), config=config)
+    assert [isinstance(optimizer, one) for one in KINDS] == wanted, (stage, half, kind)
+    assert not any(isinstance(optimizer.optimizer, one) for one in KINDS)
+    engine.destroy()
 """
     )
     run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path)

@@ -37,6 +37,17 @@ def test_steps_are_torchs(ours, torchs, dtype: torch.dtype) -> None:
     torch.testing.assert_close(left.detach().float(), right.detach(), rtol=0, atol=1e-6 if exact else 2e-2)
 
 
+def test_states_may_be_of_the_parameters_type() -> None:
+    exact, rounded = start(torch.bfloat16), start(torch.bfloat16)
+    left, right = DeepSpeedCPUAdam([exact], lr=0.1), DeepSpeedCPUAdam([rounded], lr=0.1, fp32_optimizer_states=False)
+    run(left, exact, 5)
+    run(right, rounded, 5)
+    for kind in ("exp_avg", "exp_avg_sq"):
+        assert left.state[exact][kind].dtype is torch.float32 and right.state[rounded][kind].dtype is torch.bfloat16
+        torch.testing.assert_close(right.state[rounded][kind].float(), left.state[exact][kind], rtol=0, atol=2e-2)
+    torch.testing.assert_close(rounded.detach(), exact.detach(), rtol=0, atol=4e-2)
+
+
 def test_lion_moves_by_its_rate() -> None:
     param = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
     param.grad = torch.tensor([3.0, -0.5])

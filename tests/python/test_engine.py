@@ -66,15 +66,26 @@ def test_scale_and_a_backward_of_ones_own() -> None:
         assert results[0] == results[1] == [0.0, 3.0]
 
 
-def test_plain_backward_works_where_nothing_must_be_scaled() -> None:
-    engine = engine_of()
-    engine(torch.tensor([1.0, 1.0])).backward()
-    engine.step()
-    assert engine.module.w.tolist() == [0.5, 1.5]
-    for kw in ({"gas": 2}, {"dtype": "fp16"}):
-        engine = engine_of(**kw)
-        with pytest.raises(ValueError, match=r"engine\.backward"):
-            engine(torch.tensor([1.0, 1.0])).backward()
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_plain_backward_is_the_engines(stage: int, dtype: str) -> None:
+    """Its gradients are divided by the accumulation steps, as the loss of `engine.backward()` is."""
+    for gas, managed in ((1, True), (2, True), (2, False)):
+        results = []
+        for plain in (False, True):
+            engine = engine_of(stage=stage, dtype=dtype, gas=gas, managed_gradient_accumulation=managed)
+            for _ in range(4):
+                loss = engine(torch.tensor([1.0, -1.0]))
+                loss.backward() if plain else engine.backward(loss)
+                engine.step()
+            results.append(engine.module.w.tolist())
+        assert results[0] == results[1] == ([0.0, 3.0] if gas == 2 else [-1.0, 4.0]), (gas, managed)
+
+
+def test_a_plain_backward_cannot_scale_its_loss() -> None:
+    engine = engine_of(dtype="fp16")
+    with pytest.raises(RuntimeError, match=r"Loss scaling is required.*engine\.backward"):
+        engine(torch.tensor([1.0, 1.0])).backward()
 
 
 @pytest.mark.parametrize("loss", [torch.ones(2, requires_grad=True), torch.ones(()), 3.0, None])
@@ -199,6 +210,7 @@ def test_unmanaged_accumulation() -> None:
         engine.backward(engine(torch.full((2,), 4.0)), scale_wrt_gas=False)
     engine.step()
     assert engine.module.w.tolist() == [-5.0, -4.0] and engine.global_steps == 1
+    assert engine.global_samples == 3  # As many micro-batches as there were, not as many as are configured.
 
 
 def test_modes() -> None:

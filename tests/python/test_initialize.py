@@ -185,6 +185,12 @@ def test_optimizer_that_cannot_be(make, parts: list[str]) -> None:
     pannier.initialize(model=module, config=config(ADAMW))
 
 
+def test_an_optimizer_that_is_not_known_is_an_assertion_too() -> None:
+    module = model()
+    with pytest.raises(AssertionError, match="RMSprop is not supported"):  # As it is with DeepSpeed.
+        pannier.initialize(model=module, optimizer=torch.optim.RMSprop(module.parameters()), config=config(None))
+
+
 def test_groups_that_cannot_be() -> None:
     module = model()
     first = module[0].weight

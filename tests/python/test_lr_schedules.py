@@ -54,10 +54,13 @@ def test_one_cycle_moves_betas_too() -> None:
     mine = optimizer(0.1, 0.1)
     cycle = lr_schedules.OneCycle(mine, 0.1, 0.3, cycle_first_step_size=2, cycle_min_mom=0.8, cycle_max_mom=0.9)
     betas, lrs = [], []
+    assert cycle.get_mom() == [(0.9, 0.99)] * 2  # Before the first step the groups hold the least, as with DeepSpeed.
+    assert mine.param_groups[0]["betas"] == (0.8, 0.99)
     for _ in range(4):
         lrs.append(mine.param_groups[1]["lr"])
         betas.append(mine.param_groups[1]["betas"][0])
         cycle.step()
+        assert cycle.get_mom() == [group["betas"] for group in mine.param_groups]
     assert max(lrs) == pytest.approx(0.3) and min(betas) == pytest.approx(0.8)
     assert mine.param_groups[0]["betas"] == mine.param_groups[1]["betas"]
 

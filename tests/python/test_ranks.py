@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import itertools
@@ -311,6 +312,71 @@ def test_no_sync_sends_nothing_and_loses_nothing() -> None:
     results = [ended.result for ended in ranks.run(__file__, "no_sync", 2)]
     assert [result["wrong"] for result in results] == [[], []]
     assert results[0]["digests"] == results[1]["digests"]
+
+
+@program
+def held(rank: int, world: int) -> Any:
+    """Gradients that wait for the window's end are read as their sum over ranks, and what is written counts in their place."""
+    grads = [[given(world)(0, micro * world + other, torch.float32) for other in range(world)] for micro in range(3)]
+    mean = {name: sum(grad[name] for micro in grads for grad in micro if name in grad) / world for name in ("turned", "long")}
+    results = []
+    for waits, written in itertools.product(("accumulates", "no_sync", "the last"), (False, True)):
+        model = Zoo()
+        settings = config(
+            OPTIMIZERS["AdamW"][0], stage=1, clipping=0.0, gas=4 if waits == "accumulates" else 1, zero={"reduce_bucket_size": 3000}
+        )
+        engine, _, _, _ = pannier.initialize(model=model, config=settings)
+        with engine.no_sync() if waits == "no_sync" else contextlib.nullcontext():
+            for micro in grads[:2]:
+                engine.backward(engine(micro[rank]), scale_wrt_gas=False)
+                if waits == "accumulates":
+                    engine.step()
+        with contextlib.nullcontext() if waits == "accumulates" else engine.no_sync():
+            engine.backward(engine(grads[2][rank]), scale_wrt_gas=False)
+            got = {name: pannier.safe_get_full_grad(getattr(model, name)) for name in mean}
+            assert all(torch.allclose(got[name], mean[name], rtol=1e-6, atol=1e-6) for name in mean), waits
+            assert pannier.safe_get_full_grad(model.unused) is None
+            if written:
+                pannier.safe_set_full_grad(model.long, -mean["long"])
+                assert torch.equal(pannier.safe_get_full_grad(model.long), -mean["long"])
+        if waits == "accumulates":
+            engine.set_gradient_accumulation_boundary(True)
+        engine.step()
+        results.append(masters(engine, model))
+        engine.destroy()
+    for other in results[2:]:
+        wrong = [name for name, tensor in results[0].items() if name != "long" and not torch.allclose(other[name], tensor)]
+        assert not wrong
+    assert all(torch.allclose(other["long"], results[i % 2]["long"]) for i, other in enumerate(results))
+    return digest(list(results[1].values()))
+
+
+def test_gradients_that_wait_can_be_read_and_replaced() -> None:
+    assert len({ended.result for ended in ranks.run(__file__, "held", 2)}) == 1
+
+
+@program
+def summed(rank: int, world: int) -> Any:
+    """The ranks' sum instead of their mean: gradients, their norm and the update."""
+    for stage in range(4):
+        model = Zoo()
+        engine, _, _, _ = pannier.initialize(
+            model=model, config=config(OPTIMIZERS["SGD"][0], stage=stage, clipping=0.0, gradient_allreduce_op="SUM")
+        )
+        before = masters(engine, model)
+        engine.backward(engine({"long": torch.full((5001,), 1.0 + rank)}))
+        assert pannier.safe_get_full_grad(model.long).unique().tolist() == [3.0], stage
+        engine.step()
+        assert math.isclose(engine.get_global_grad_norm(), 3.0 * math.sqrt(5001), rel_tol=1e-6)
+        moved = before["long"] - masters(engine, model)["long"]
+        lr, decay = (engine.optimizer.param_groups[0][key] for key in ("lr", "weight_decay"))
+        assert torch.allclose(moved, lr * (3.0 + decay * before["long"]), rtol=1e-5, atol=1e-6), stage
+        engine.destroy()
+    return True
+
+
+def test_gradients_can_be_summed_over_ranks() -> None:
+    assert all(ended.result for ended in ranks.run(__file__, "summed", 2))
 
 
 @program

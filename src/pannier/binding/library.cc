@@ -68,9 +68,9 @@ void set_batch(EngineCore& core, std::int64_t micro, std::int64_t steps) {
   core.set_batch({.train = micro * steps, .micro = micro, .accumulation = steps, .complete = true});
 }
 
-std::vector<double> flat_momenta(const Schedule& schedule) {
+std::vector<double> flattened(const std::vector<std::pair<double, double>>& momenta) {
   std::vector<double> flat;
-  for (const auto& [first, second] : schedule.momenta()) {
+  for (const auto& [first, second] : momenta) {
     flat.insert(flat.end(), {first, second});
   }
   return flat;
@@ -233,7 +233,10 @@ TORCH_LIBRARY(pannier, library) {
       .def("step_to", [](const c10::intrusive_ptr<ScheduleHolder>& self,
                          std::int64_t iteration) { translated([&] { self->schedule.step_to(iteration); }); })
       .def("lrs", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.lrs(); })
-      .def("momenta", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return flat_momenta(self->schedule); })
+      .def("momenta",
+           [](const c10::intrusive_ptr<ScheduleHolder>& self) { return flattened(self->schedule.momenta()); })
+      .def("cycle_momenta",
+           [](const c10::intrusive_ptr<ScheduleHolder>& self) { return flattened(self->schedule.cycle_momenta()); })
       .def("iteration", [](const c10::intrusive_ptr<ScheduleHolder>& self) { return self->schedule.last_iteration(); });
   define_engine(library);
   define_comm_probe(library);

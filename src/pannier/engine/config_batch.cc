@@ -124,8 +124,6 @@ void Config::require_supported() const {
   refuse(zero.ratio < 1.0,
          "zero_optimization.offload_optimizer.ratio: this version does not split states by a ratio; leave it out, and "
          "set pannier.device_memory to say how much the device may hold");
-  refuse(!average_gradients,
-         "gradient_allreduce_op: this version averages gradients over ranks; use \"mean\", and scale the loss");
   if (!errors.empty()) {
     throw ConfigError(config::join_errors("configuration", errors));
   }

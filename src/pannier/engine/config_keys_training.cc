@@ -55,7 +55,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"data_types.buffer_dtype", kChoice, kSupported}.one_of("fp32|float32|fp16|float16|half|bf16|bfloat16"),
 
     KeyRow{"gradient_clipping", kNumber, kSupported, "1.0"}.from(0).infinite().when_auto(kAlwaysNeeded),
-    KeyRow{"gradient_allreduce_op", kChoice, kSupported, "\"mean\""}.one_of("mean|sum"),
+    KeyRow{"gradient_allreduce_op", kChoice, kSupported, "\"mean\""}.one_of("mean|sum").either_case(),
     KeyRow{"prescale_gradients", kBool, kIgnored, "false"},
     KeyRow{"gradient_predivide_factor", kNumber, kIgnored, "1.0"}.above(0),
     KeyRow{"sparse_gradients", kBool, kRefused, "false"},
@@ -75,7 +75,7 @@ constexpr auto kRows = std::to_array<KeyRow>({
     KeyRow{"optimizer.params.bias_correction", kBool, kSupported, "true"}.of(kAdam),
     KeyRow{"optimizer.params.torch_adam", kBool, kSupported, "false"}.of(kAdam),
     KeyRow{"optimizer.params.amsgrad", kBool, kRefused, "false"}.of("adam|adamw|adagrad"),
-    KeyRow{"optimizer.params.fp32_optimizer_states", kBool, kRefused, "true"}.of("adam|adamw|adagrad|lion"),
+    KeyRow{"optimizer.params.fp32_optimizer_states", kBool, kIgnored, "true"}.of("adam|adamw|adagrad|lion"),
     KeyRow{"optimizer.params.momentum", kNumber, kSupported, "0"}.from(0).of("sgd"),
     KeyRow{"optimizer.params.dampening", kNumber, kSupported, "0"}.of("sgd"),
     KeyRow{"optimizer.params.nesterov", kBool, kSupported, "false"}.of("sgd"),

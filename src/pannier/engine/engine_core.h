@@ -170,7 +170,8 @@ class EngineCore {
   [[nodiscard]] bool trains(const std::string& name) const;
   /// Updates that a parameter has had.
   [[nodiscard]] std::int64_t& parameter_step(int parameter);
-  /// The window's gradient so far, unscaled, fp32, averaged over ranks, all of which call it; empty when there is none.
+  /// The window's gradient so far, unscaled, fp32, averaged over ranks (or summed, as the configuration says), all of
+  /// which call it; empty when there is none.
   [[nodiscard]] std::optional<at::Tensor> gradient(int parameter);
   /// Replaces the window's gradient, given unscaled. ConfigError where there is none or the shape differs.
   void set_gradient(int parameter, const at::Tensor& value);
@@ -246,7 +247,10 @@ class EngineCore {
   [[nodiscard]] MemoryPlanInput whole_plan_input(PartsOptions& options, const std::vector<std::int64_t>& numels,
                                                  std::size_t unmanaged_nbytes) const;
   void share_unmanaged(const EngineInputs& inputs);
-  [[nodiscard]] double gradient_scale() const { return scaler_.scale() * communicator_->world_size(); }
+  /// What a window's gradients, summed over ranks, are to be divided by.
+  [[nodiscard]] double gradient_scale() const {
+    return scaler_.scale() * (config_.average_gradients ? communicator_->world_size() : 1);
+  }
   void require_room(const MemoryPlanInput& input, const std::vector<at::Tensor>& moved) const;
   [[nodiscard]] at::ScalarType unmanaged_dtype(const at::Tensor& parameter) const;
   void require_open() const;
@@ -261,7 +265,7 @@ class EngineCore {
   void require_outside_backward(const char* call) const;
   void require_separate_memory(const EngineInputs& inputs) const;
   [[noreturn]] void refuse_broken_window();
-  void open_backward();
+  void open_backward(std::int64_t divisor = 1);
   void skip_step(const Verdict& verdict);
   [[nodiscard]] std::optional<StepOutcome> end_window(const std::vector<kernels::Hyperparameters>& groups);
   void require_no_update() const;
@@ -311,6 +315,7 @@ class EngineCore {
   LossScaler scaler_;
   Counters counters_;
   std::int64_t micro_in_window_ = 0;
+  std::int64_t backwards_in_window_ = 0;
   std::optional<bool> boundary_;
   std::optional<double> grad_norm_;
   bool overflow_ = false;

@@ -253,9 +253,9 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
   }
   const ShardPiece& piece = parts_->shards->piece_of(index);
   const bool is_used = parts_->reducer->used(index);
-  const bool is_there = parts_->gradients->view(index).data != nullptr;
-  // On how many ranks it was used, and on how many the piece has not come yet (stage 1 shares when the window ends).
-  std::array<std::int64_t, 2> ranks{is_used, !is_there && piece.numel > 0};
+  const std::optional<at::Tensor> sum = parts_->reducer->piece(index);
+  // On how many ranks it was used, and on how many the piece has not come.
+  std::array<std::int64_t, 2> ranks{is_used, !sum && piece.numel > 0};
   communicator_->sum(ranks);
   if (ranks[0] == 0 || ranks[1] > 0) {
     return std::nullopt;
@@ -264,7 +264,7 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
       at::empty({parts_->layout->segment_of(index).numel},
                 parts_->parameters->parameter(index).options().dtype(at::kFloat).requires_grad(false));
   if (piece.numel > 0) {
-    whole.narrow(0, piece.parameter_offset, piece.numel).copy_(parts_->gradients->read(index));
+    whole.narrow(0, piece.parameter_offset, piece.numel).copy_(*sum);
   }
   parts_->exchange->gather_parameter(whole, index, ShardExchange::kGradient);
   return parts_->parameters->view_like_parameter(whole.div_(gradient_scale()), index).clone();
@@ -284,14 +284,9 @@ void EngineCore::set_gradient(int parameter, const at::Tensor& value) {
   }
   require_same(value, fmt::format("the gradient of {}", parts_->parameters->name(index)));
   const ShardPiece& piece = parts_->shards->piece_of(index);
-  if (piece.numel > 0) {
-    const bool wide = parts_->gradients->view(index).type == kernels::GradType::kFp32;
-    const at::Tensor flat =
-        at::empty({owner.numel()}, owner.options().dtype(wide ? at::kFloat : owner.scalar_type()).requires_grad(false));
-    parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * gradient_scale());
-    parts_->gradients->write(index, flat.narrow(0, piece.parameter_offset, piece.numel));
-  }
-  parts_->reducer->judge_anew();
+  const at::Tensor flat = at::empty({owner.numel()}, owner.options().dtype(at::kFloat).requires_grad(false));
+  parts_->parameters->view_like_parameter(flat, index).copy_(value.to(at::kFloat) * gradient_scale());
+  parts_->reducer->replace(index, flat.narrow(0, piece.parameter_offset, piece.numel));
 }
 
 void EngineCore::synchronize() {
@@ -332,6 +327,7 @@ void EngineCore::drop_gradients() {
     parts_->reducer->drop_window(false);
   }
   micro_in_window_ = 0;
+  backwards_in_window_ = 0;
   has_backward_ = false;
 }
 

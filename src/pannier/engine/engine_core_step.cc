@@ -46,7 +46,7 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
   }
   wait_for_parameters();
   parts_->reducer->renew_hooks();
-  const bool divide = scale_by_accumulation && batch_.accumulation > 1 && config_.managed_gradient_accumulation;
+  const bool divide = scale_by_accumulation && batch_.accumulation > 1;
   const at::Tensor reported = divide ? loss / static_cast<double>(batch_.accumulation) : loss;
   const double factor = scaler_.scale();
   const at::Tensor scaled = factor == 1.0 ? reported : reported.to(at::kFloat) * factor;
@@ -56,14 +56,15 @@ std::pair<at::Tensor, at::Tensor> EngineCore::begin_backward(const at::Tensor& l
   return {reported, scaled};
 }
 
-void EngineCore::open_backward() {
+void EngineCore::open_backward(std::int64_t divisor) {
   require_no_update();
   if (parts_->overlap) {
     parts_->overlap->wait_for_updates();  // New gradients go where they read theirs.
   }
   tracer_.begin_backward();
   parts_->exchange->set_step(counters_.global_steps + 1);
-  parts_->reducer->begin_backward(is_boundary());
+  parts_->reducer->begin_backward(is_boundary(), divisor);
+  ++backwards_in_window_;
   if (parts_->pilot) {
     parts_->pilot->begin_backward(is_boundary());
   }
@@ -146,16 +147,15 @@ at::Tensor EngineCore::scale(const at::Tensor& loss) {
 }
 
 void EngineCore::begin_unannounced_backward(int parameter) {
-  if (batch_.accumulation > 1 || scaler_.scale() != 1.0) {
-    throw ConfigError(
-        fmt::format("a gradient of {} came from a backward that was not the engine's, which must divide the loss by "
-                    "the accumulation steps "
-                    "and multiply it by the loss scale; call engine.backward(loss) or engine.scale(loss).backward(). "
-                    "If this engine is not "
-                    "to train in that backward, freeze its parameters with requires_grad_(False)",
+  if (scaler_.scale() != 1.0) {
+    throw UnscaledLossError(
+        fmt::format("Loss scaling is required: a gradient of {} came from a backward that was not the engine's, which "
+                    "must multiply the loss by the loss scale; call engine.backward(loss) or "
+                    "engine.scale(loss).backward(). If this engine is not to train in that backward, freeze its "
+                    "parameters with requires_grad_(False)",
                     parts_->parameters->name(parameter)));
   }
-  open_backward();
+  open_backward(batch_.accumulation);
   has_backward_ = true;
 }
 
@@ -277,7 +277,10 @@ StepOutcome EngineCore::finish_step() {
   micro_in_window_ = 0;
   ++counters_.micro_steps;
   ++counters_.global_steps;
-  counters_.global_samples += batch_.train;
+  // Where the caller says when a window ends, it holds as many micro-batches as there were backwards.
+  counters_.global_samples +=
+      config_.managed_gradient_accumulation ? batch_.train : batch_.train / batch_.accumulation * backwards_in_window_;
+  backwards_in_window_ = 0;
   if (skip) {
     skip_step(verdict);
   } else {

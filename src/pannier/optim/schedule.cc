@@ -261,6 +261,7 @@ void Schedule::refresh_cycle() {
   const double height = iteration < 0.0 || !in_cycle ? 0.0 : cycle_height(options_, cycle, iteration);
   lrs_.resize(num_groups);
   momenta_.clear();
+  cycle_momenta_.clear();
   for (std::size_t group = 0; group < num_groups; ++group) {
     const double rise = (greatest_lr[group] - least_lr[group]) * height;
     lrs_[group] =
@@ -268,13 +269,11 @@ void Schedule::refresh_cycle() {
     if (!options_.cycle_momentum) {
       continue;
     }
-    double momentum = greatest_mom[group] - (greatest_mom[group] - least_mom[group]) * height;
-    if (iteration < 0.0) {
-      momentum = least_mom[group];  // As the peer does before the first step.
-    } else if (!in_cycle) {
-      momentum = greatest_mom[group] * decay_factor(options_, options_.decay_mom_rate, after);
-    }
-    momenta_.emplace_back(momentum, kCycleBeta2);
+    const double momentum = in_cycle ? greatest_mom[group] - (greatest_mom[group] - least_mom[group]) * height
+                                     : greatest_mom[group] * decay_factor(options_, options_.decay_mom_rate, after);
+    cycle_momenta_.emplace_back(momentum, kCycleBeta2);
+    // As the peer does before the first step.
+    momenta_.emplace_back(iteration < 0.0 ? least_mom[group] : momentum, kCycleBeta2);
   }
 }
 

@@ -90,6 +90,9 @@ class Schedule {
   /// One pair of betas per group; empty unless a OneCycle with cycle_momentum. For rules without betas the caller
   /// ignores it.
   [[nodiscard]] const std::vector<std::pair<double, double>>& momenta() const noexcept { return momenta_; }
+  /// The same as the cycle has it. Differs before the first step, which the peer makes with the cycle's least momentum,
+  /// while its curve begins at the greatest.
+  [[nodiscard]] const std::vector<std::pair<double, double>>& cycle_momenta() const noexcept { return cycle_momenta_; }
 
  private:
   void validate() const;
@@ -104,6 +107,7 @@ class Schedule {
   std::int64_t iteration_ = -1;
   std::vector<double> lrs_;
   std::vector<std::pair<double, double>> momenta_;
+  std::vector<std::pair<double, double>> cycle_momenta_;
 };
 
 }  // namespace pannier

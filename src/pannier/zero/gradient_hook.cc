@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "pannier/base/error.h"
-
 namespace pannier {
 namespace {
 
@@ -22,6 +20,8 @@ class PostHook final : public torch::autograd::FunctionPostHook {
     if (const auto listener = listener_.lock()) {
       try {
         (*listener)(index_);
+      } catch (const UnscaledLossError& error) {
+        C10_THROW_ERROR(Error, error.what());
       } catch (const ConfigError& error) {
         // Autograd carries torch's own exceptions to Python with their type.
         C10_THROW_ERROR(ValueError, error.what());

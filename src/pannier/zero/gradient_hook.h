@@ -8,13 +8,22 @@
 #include <functional>
 #include <memory>
 
+#include "pannier/base/error.h"
+
 namespace torch::autograd {
 struct Node;
 }
 
 namespace pannier {
 
-/// Called with the parameter's index, on autograd's thread.
+/// A backward of the user's own on a loss that had to be scaled first. A RuntimeError in Python, where no call of ours
+/// is between, because that is what DeepSpeed raises.
+class UnscaledLossError : public ConfigError {
+ public:
+  using ConfigError::ConfigError;
+};
+
+/// Called with the parameter's index, on autograd's thread. Its ConfigError is a ValueError in Python.
 using GradientListener = std::function<void(int parameter)>;
 
 /// One installed hook; removed on destruction. Keeps the AccumulateGrad node alive, without which the hook would

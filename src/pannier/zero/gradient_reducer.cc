@@ -46,11 +46,12 @@ int GradientReducer::expected(int parameter) const {
   return index < record_.size() ? record_[index][static_cast<std::size_t>(parameter)] : 0;
 }
 
-void GradientReducer::begin_backward(bool last) {
+void GradientReducer::begin_backward(bool last, std::int64_t divisor) {
   PANNIER_CHECK(!in_backward_, "a backward began inside another");
   store_.free_sent(/*wait=*/true);  // Two backwards' gradients at once are more than was planned.
   in_backward_ = true;
   last_backward_ = last;
+  divisor_ = divisor;
   ++backward_index_;
   num_closed_ = 0;
   std::fill(fired_.begin(), fired_.end(), 0);
@@ -125,6 +126,9 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
                     parameters_.name(parameter), fired_[index] + 1, fired_[index]));
   }
   at::Tensor flat = flat_gradient(parameter, gradient);
+  if (divisor_ > 1) {
+    flat.div_(static_cast<double>(divisor_));
+  }
   if (fired_[index] == 0) {
     device_.reassign(flat, Owner::kGradients);
     arrived_[index] = std::move(flat);
@@ -237,6 +241,32 @@ bool GradientReducer::is_judged_early(const at::Tensor& gradient, int parameter,
   return last && gradient.numel() > 0 && !store_.is_on_device(parameter) && store_.view(parameter).data == nullptr;
 }
 
+std::optional<at::Tensor> GradientReducer::piece(int parameter) {
+  std::optional<at::Tensor> sum;
+  if (store_.view(parameter).data != nullptr) {
+    sum = store_.read(parameter);
+  }
+  for (FlatGradient& held : sharing_->held(layout().bucket_of(parameter))) {
+    if (held.parameter == parameter) {
+      sum = sum ? sum->add_(held.values) : std::move(held.values);
+    }
+  }
+  return sum;
+}
+
+void GradientReducer::replace(int parameter, const at::Tensor& flat) {
+  sharing_->forget(parameter);
+  if (const GradientView view = store_.view(parameter); view.data != nullptr) {
+    const bool is_wide = view.type == kernels::GradType::kFp32;
+    store_.write(parameter, flat.to(is_wide ? at::kFloat : parameters_.dtype(layout().bucket_of(parameter))));
+  } else if (flat.numel() > 0) {
+    store_.add(parameter, flat.clone(), /*last=*/false);
+    store_.flush(layout().bucket_of(parameter));
+  }
+  judge_anew();
+}
+
+// A gradient was changed: what was judged before it went to the host no longer holds.
 void GradientReducer::judge_anew() {
   judge_.reset();
   std::fill(judged_.begin(), judged_.end(), false);

@@ -54,8 +54,9 @@ class GradientReducer {
  public:
   explicit GradientReducer(const GradientReducerParts& parts);
 
-  /// Opens a backward. `last`: it is the window's last, as far as is known.
-  void begin_backward(bool last);
+  /// Opens a backward. `last`: it is the window's last, as far as is known. `divisor`: its gradients are divided by it,
+  /// where its loss was not.
+  void begin_backward(bool last, std::int64_t divisor = 1);
   /// From now on gradients that can wait are not shared with other ranks in backward (no_sync), or are again.
   void hold(bool holding) { sharing_->hold(holding); }
   /// Closes what is open. Throws nothing that a complete backward can cause, but CollectiveError.
@@ -71,8 +72,11 @@ class GradientReducer {
   /// Says whether all ranks gave the same fingerprint. Ends the window: afterwards the sum of every used parameter's
   /// piece is in the store, and the judge has seen all of all ranks. Throws CollectiveError.
   bool finish_window(std::int64_t fingerprint = 0);
-  /// A gradient was changed by somebody: what was judged before it went to the host no longer holds.
-  void judge_anew();
+  /// This rank's piece of the window's gradient so far, summed over ranks, flat, fp32; empty where none has come. All
+  /// ranks call it, outside of a backward.
+  [[nodiscard]] std::optional<at::Tensor> piece(int parameter);
+  /// Replaces it by `flat`, fp32; nothing on ranks that own none of the parameter. All ranks call it.
+  void replace(int parameter, const at::Tensor& flat);
   /// Whether a parameter got a gradient in this window: from this rank's backward, and after finish_window() from any
   /// rank's.
   [[nodiscard]] bool used(int parameter) const { return used_.at(static_cast<std::size_t>(parameter)); }
@@ -107,6 +111,7 @@ class GradientReducer {
   void close(int bucket);
   void deliver(int bucket, std::vector<FlatGradient> gradients, bool last);
   void judge_bucket(int bucket);
+  void judge_anew();
   [[nodiscard]] bool agree(std::int64_t fingerprint);
   [[nodiscard]] bool is_judged_early(const at::Tensor& gradient, int parameter, bool last);
   [[nodiscard]] int expected(int parameter) const;
@@ -129,6 +134,7 @@ class GradientReducer {
   std::shared_ptr<bool> unfinished_ = std::make_shared<bool>(false);
   bool in_backward_ = false;
   bool last_backward_ = false;
+  std::int64_t divisor_ = 1;        ///< Of this backward's gradients.
   std::size_t backward_index_ = 0;  ///< Backwards that have begun in this window.
   bool recorded_ = false;           ///< A complete window has been seen.
   bool closes_by_unit_ = false;

@@ -22,6 +22,8 @@ class SoloSharing final : public GradientSharing {
   void hold(bool /*holding*/) override {}
   void finish() override {}
   void finish_window() override {}
+  [[nodiscard]] std::vector<FlatGradient> held(int /*bucket*/) override { return {}; }
+  void forget(int /*parameter*/) override {}
   void drop() override {}
 
  private:
@@ -74,6 +76,24 @@ class RankSharing final : public GradientSharing {
       deliver_oldest();
     }
   }
+
+  [[nodiscard]] std::vector<FlatGradient> held(int bucket) override {
+    if (!has_sums_) {
+      return {};
+    }
+    finish();
+    const OwnerScope scope(Owner::kGradients);
+    std::vector<FlatGradient> sums;
+    for (const Segment& segment : parts_.shards.buckets().buckets()[static_cast<std::size_t>(bucket)].segments) {
+      if (sums_->view(segment.parameter).data != nullptr) {
+        sums.push_back({segment.parameter, sums_->read(segment.parameter)});
+      }
+    }
+    const at::Tensor flat = packed(bucket, sums, at::kFloat);
+    return added_up(bucket, parts_.exchange.scatter(flat, bucket));
+  }
+
+  void forget(int parameter) override { sums_->drop(parameter); }
 
   void drop() override {
     under_way_.clear();
@@ -133,12 +153,17 @@ class RankSharing final : public GradientSharing {
     const OwnerScope scope(Owner::kGradients);
     const UnderWay oldest = std::move(under_way_.front());
     under_way_.pop_front();
-    oldest.scattered.pending->wait();
+    deliver_(oldest.bucket, added_up(oldest.bucket, oldest.scattered), oldest.last);
+  }
+
+  // What all ranks sent of this rank's pieces, added up in rank order.
+  std::vector<FlatGradient> added_up(int bucket, const ShardExchange::Scattered& scattered) {
+    scattered.pending->wait();
     std::vector<FlatGradient> sums;
-    for (const ShardPiece& piece : parts_.shards.pieces(oldest.bucket)) {
+    for (const ShardPiece& piece : parts_.shards.pieces(bucket)) {
       at::Tensor sum = parts_.device.allocate(piece.numel, at::kFloat, Owner::kGradients);
       bool first = true;
-      for (const at::Tensor& part : oldest.scattered.parts) {
+      for (const at::Tensor& part : scattered.parts) {
         const auto* from = static_cast<const char*>(part.data_ptr()) +
                            nbytes_of(piece.shard_offset, static_cast<std::size_t>(part.element_size()));
         parts_.device.compute().accumulate(sum.data_ptr<float>(), from, grad_type_of(part.scalar_type()), piece.numel,
@@ -146,7 +171,7 @@ class RankSharing final : public GradientSharing {
       }
       sums.push_back({piece.parameter, std::move(sum)});
     }
-    deliver_(oldest.bucket, std::move(sums), oldest.last);
+    return sums;
   }
 
   SharingParts parts_;

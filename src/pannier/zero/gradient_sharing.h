@@ -44,6 +44,11 @@ class GradientSharing {
   virtual void finish() = 0;
   /// The window ends: shares and delivers what was held until now. Throws CollectiveError.
   virtual void finish_window() = 0;
+  /// The sum over ranks of what is held of a bucket, for this rank's pieces, in fp32; it stays held. Empty where
+  /// nothing is, which is so on all ranks or on none. All ranks call it. Throws CollectiveError.
+  [[nodiscard]] virtual std::vector<FlatGradient> held(int bucket) = 0;
+  /// Forgets what is held of a parameter.
+  virtual void forget(int parameter) = 0;
   /// Forgets what is kept for later micro-batches.
   virtual void drop() = 0;
 };

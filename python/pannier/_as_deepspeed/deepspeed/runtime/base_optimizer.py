@@ -1,6 +1,5 @@
-"""The optimizer that the engine returns, by one of its names."""
+"""The optimizer that the engine returns, by its general names."""
 
-from pannier import Optimizer as DeepSpeedOptimizer
-from pannier import Optimizer as ZeROOptimizer
+from deepspeed.runtime.optimizer_kinds import DeepSpeedOptimizer, ZeROOptimizer
 
 __all__ = ["DeepSpeedOptimizer", "ZeROOptimizer"]

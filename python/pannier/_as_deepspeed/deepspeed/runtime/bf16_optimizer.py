@@ -1,5 +1,5 @@
 """The optimizer that the engine returns, by one of its names."""
 
-from pannier import Optimizer as BF16_Optimizer
+from deepspeed.runtime.optimizer_kinds import BF16_Optimizer
 
 __all__ = ["BF16_Optimizer"]

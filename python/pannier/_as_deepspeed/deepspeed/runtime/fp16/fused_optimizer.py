@@ -1,5 +1,5 @@
 """The optimizer that the engine returns, by one of its names."""
 
-from pannier import Optimizer as FP16_Optimizer
+from deepspeed.runtime.optimizer_kinds import FP16_Optimizer
 
 __all__ = ["FP16_Optimizer"]

@@ -1,6 +1,6 @@
 """Stage 3."""
 
-from pannier import Optimizer as DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.optimizer_kinds import DeepSpeedZeroOptimizer_Stage3
 from pannier.estimates import (
     estimate_zero3_model_states_mem_needs,
     estimate_zero3_model_states_mem_needs_all_cold,

@@ -1,6 +1,6 @@
 """Stages 1 and 2."""
 
-from pannier import Optimizer as DeepSpeedZeroOptimizer
+from deepspeed.runtime.optimizer_kinds import DeepSpeedZeroOptimizer
 from pannier.estimates import (
     estimate_zero2_model_states_mem_needs,
     estimate_zero2_model_states_mem_needs_all_cold,
