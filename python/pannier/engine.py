@@ -76,8 +76,8 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         self._process_id = os.getpid()
         self._params = list(params)
         rule = "" if optimizer is None else groups.update_rule(optimizer.optimizer)
-        # Only SGD has a momentum in its groups.
-        self.fixed_values = fixed_by(rule, bool(rule) and "momentum_buffer" in core.call(handle.state_keys))
+        # Only SGD reads a momentum; other groups may hold one for the caller's own use.
+        self.fixed_values = fixed_by(rule, rule != "SGD" or "momentum_buffer" in core.call(handle.state_keys))
         self._known_groups = groups.KnownGroups(optimizer)
         optimized = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self._places = Places(module, optimized)

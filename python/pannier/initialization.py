@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pannier import comm, core, devices, early, foreign_use, groups, lr_schedules, managed, sharded
 from pannier import config as configuration
@@ -17,6 +18,7 @@ from pannier.group_values import fixed_by, hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 @comm.told_to_all
 def initialize(
@@ -152,8 +154,16 @@ def _build_loader(
 
 def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The model's parameters by name, tied ones once. Raises for those that can't be managed."""
+    _require_unwrapped(model)
     params = {managed.plain_name(name): param for name, param in model.named_parameters()}
     for name, param in params.items():
+        if torch.nn.parameter.is_lazy(param):
+            raise ConfigError(f"parameter {name} has no shape yet: a lazy module gets one in its first forward; run one first")
+        if is_traceable_wrapper_subclass(param):
+            raise ConfigError(
+                f"parameter {name} is a {type(param).__name__}, which has no memory of its own; only plain tensors are "
+                "supported"
+            )
         if managed.owner_of(param) is not None:
             raise ConfigError(
                 f"the model is already managed by an engine (parameter {name}); call that engine's destroy() first"
@@ -174,6 +184,17 @@ def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             )
     _require_buffers_apart(model, params)
     return params
+
+
+def _require_unwrapped(model: torch.nn.Module) -> None:
+    """Raises for a model that another way of training on several ranks has taken over."""
+    for name, part in model.named_modules():
+        for kind in type(part).__mro__:
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                raise ConfigError(
+                    f"{f'module {name}' if name else 'the model'} is wrapped in {kind.__name__}, which shares gradients "
+                    "among ranks by itself; give initialize() the module that was wrapped"
+                )
 
 
 def _require_buffers_apart(model: torch.nn.Module, params: dict[str, torch.nn.Parameter]) -> None:
