@@ -3,6 +3,8 @@
     python bench/gpu_table.py [--works 1.5b-8k,1.5b-16k,...] [--who torch,pannier,...] [--out gpu_table.json]
     python bench/gpu_table.py --ranks 2 [--works 1.5b-16k]                   every stage on several GPUs of one machine
     python bench/gpu_table.py --largest --budget 24 [--layers 8,12,...]   the largest model under 24 GiB
+    python bench/gpu_table.py --disk FOLDER [--works 1.5b-16k]              states on a disk
+    python bench/gpu_table.py --checkpoints FOLDER [--works 1.5b-16k]       saving and loading
     python bench/gpu_table.py --seed-script                               the model of examples/seed_script.py, fp16
     python bench/gpu_table.py --show FILE...                              the table of earlier runs' files
 
@@ -16,6 +18,7 @@ import argparse
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gpu import largest, tables, works
@@ -33,6 +36,8 @@ WHO_RANKS = [
     *["pannier-zero1-offload", "pannier", "pannier-zero3-states", "pannier-zero3"],
 ]
 WHO_LARGEST = ["pannier-zero3", "pannier", "ds-zero3-offload", "ds-zero2-offload"]
+WHO_DISK = ["ds-zero3-nvme", "pannier-zero3-nvme", "pannier-nvme"]
+WHO_CHECKPOINTS = ["ds-zero2-offload", "pannier"]
 WHO_SEED = ["torch", "ds-zero2-none", "ds-zero2-offload", *OURS]
 LAYERS = "8,12,16,20,24,28,30,32,34,36,38,40"
 SLACK_GIB = 8.0
@@ -77,6 +82,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host-limit", type=float, default=125.0, help="GiB in use on the machine that end an attempt")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu_table.json"))
     parser.add_argument("--budget", help="GiB of device memory for Pannier, or `peer`: DeepSpeed's peak in this run")
+    parser.add_argument("--disk", type=pathlib.Path, help="a folder: compare training with states on its disk")
+    parser.add_argument("--checkpoints", type=pathlib.Path, help="a folder: each engine saves and loads there too")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model for tests in place of every work")
     parser.add_argument("--ranks", type=int, default=1, help="processes, one for each GPU")
@@ -91,19 +98,19 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def prepare(whos: list[str], limits: Limits) -> str:
+def prepare(whos: list[str], limits: Limits, folders: Sequence[str] = ()) -> str:
     """Has DeepSpeed compile what it needs, if it takes part; returns what went wrong."""
     if not any(who.startswith("ds-") for who in whos):
         return ""
-    row = attempt("prepare", "deepspeed", ["--prepare"], Limits(600.0, limits.host_gib, limits.deadline))
+    row = attempt("prepare", "deepspeed", ["--prepare", *folders], Limits(600.0, limits.host_gib, limits.deadline))
     said = row.get("reason") or f"{row['seconds']} s"
     print(f"compiling DeepSpeed's extensions: {said}", file=sys.stderr, flush=True)
     return row.get("reason", "")
 
 
 def compare(work_names: list[str], arguments: argparse.Namespace, limits: Limits, mode: str) -> None:
-    chosen = {name: arguments.who or default_who(name, mode, arguments.ranks) for name in work_names}
-    preparation = prepare([who for whos in chosen.values() for who in whos], limits)
+    chosen = {name: arguments.who or default_who(name, mode, arguments) for name in work_names}
+    preparation = prepare([who for whos in chosen.values() for who in whos], limits, folders_of(arguments))
     rows: list[tables.Row] = []
     for work, whos in chosen.items():
         for who in whos:
@@ -119,17 +126,27 @@ def compare(work_names: list[str], arguments: argparse.Namespace, limits: Limits
     print(tables.markdown(rows), flush=True)
 
 
-def default_who(work: str, mode: str, ranks: int) -> list[str]:
+def default_who(work: str, mode: str, arguments: argparse.Namespace) -> list[str]:
     if mode == "seed-script":
         return WHO_SEED
-    if ranks > 1:
+    if arguments.disk is not None:
+        return WHO_DISK
+    if arguments.checkpoints is not None:
+        return WHO_CHECKPOINTS
+    if arguments.ranks > 1:
         return WHO_RANKS
     return WHO_ZERO3 if works.parse(work).offloads_parameters else WHO
 
 
 def options_of(arguments: argparse.Namespace, budget: float | None) -> list[str]:
     options = ["--steps", str(arguments.steps), "--warm-up", str(arguments.warm_up), "--device", arguments.device]
+    options += folders_of(arguments)
     return options if budget is None else [*options, "--device-memory-gib", f"{budget:.3f}"]
+
+
+def folders_of(arguments: argparse.Namespace) -> list[str]:
+    folders = {"--disk": arguments.disk, "--checkpoints": arguments.checkpoints}
+    return [text for option, folder in folders.items() if folder is not None for text in (option, str(folder))]
 
 
 def budget_gib(who: str, work: str, asked: str | None, rows: list[tables.Row]) -> float | None:

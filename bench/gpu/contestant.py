@@ -40,7 +40,7 @@ def main() -> int:
     row: dict[str, Any] = {"who": arguments.who, "work": "tiny" if arguments.tiny else arguments.work}
     status = 0
     try:
-        row |= prepare(out) if arguments.prepare else measure(arguments, used_before, out)
+        row |= prepare(arguments, out) if arguments.prepare else measure(arguments, used_before, out)
     except Exception as error:  # noqa: BLE001  (whatever goes wrong in somebody else's code is its row's reason)
         traceback.print_exc()
         row["reason"] = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
@@ -60,6 +60,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="the work `tiny`, whatever --work says")
     parser.add_argument("--device-memory-gib", type=float, help="a budget, for the contestants that take one")
     parser.add_argument("--device-limit-gib", type=float, help="what torch's allocator may take, for every contestant")
+    parser.add_argument("--disk", type=pathlib.Path, help="a folder, for the contestants that keep states on a disk")
+    parser.add_argument("--trace", type=pathlib.Path, help="a file: Pannier writes a trace of a step")
+    parser.add_argument("--checkpoints", type=pathlib.Path, help="a folder: save and load there after the timed steps")
     parser.add_argument("--prepare", action="store_true", help="compile DeepSpeed's extensions instead")
     parser.add_argument("--json", action="store_true", help="one line")
     return parser.parse_args()
@@ -79,12 +82,12 @@ def say_phase(out: TextIO, phase: str) -> None:
     print(json.dumps({"phase": phase}), file=out, flush=True)
 
 
-def prepare(out: TextIO) -> dict[str, Any]:
+def prepare(arguments: argparse.Namespace, out: TextIO) -> dict[str, Any]:
     from gpu import peers  # noqa: PLC0415
 
     say_phase(out, "compiling DeepSpeed's extensions")
     start = time.perf_counter()
-    peers.prepare_deepspeed()
+    peers.prepare_deepspeed(disk=arguments.disk is not None)
     return {"seconds": round(time.perf_counter() - start, 1)}
 
 
@@ -92,7 +95,7 @@ def measure(arguments: argparse.Namespace, used_before: int, out: TextIO) -> dic
     say_phase(out, "importing torch")
     import torch  # noqa: PLC0415
 
-    from gpu import meters, training_models  # noqa: PLC0415
+    from gpu import checkpoints, meters, training_models  # noqa: PLC0415
 
     contestant, setup = choose(arguments)
     limit_device(setup.device, arguments.device_limit_gib)
@@ -115,6 +118,9 @@ def measure(arguments: argparse.Namespace, used_before: int, out: TextIO) -> dic
 
     row |= train(trainer, batch, arguments, peaks, out)
     row |= host_memory.of_process(used_before)
+    if arguments.checkpoints is not None:
+        say_phase(out, "saving and loading")
+        row |= checkpoints.measure(trainer, setup.device, arguments.checkpoints)
     row["details"] = trainer.details()
     return row
 
@@ -133,7 +139,7 @@ def choose(arguments: argparse.Namespace) -> tuple[Contestant, Setup]:
     work = works.parse("tiny" if arguments.tiny else arguments.work)
     budget = arguments.device_memory_gib
     nbytes = None if budget is None else int(budget * host_memory.GIB)
-    return everyone[arguments.who], Setup(work, device_of_rank(arguments.device), nbytes)
+    return everyone[arguments.who], Setup(work, device_of_rank(arguments.device), nbytes, arguments.disk, arguments.trace)
 
 
 def device_of_rank(kind: str) -> torch.device:

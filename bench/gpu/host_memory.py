@@ -33,6 +33,14 @@ def of_process(used_before: int) -> dict[str, float]:
     return {name: round(value / GIB, 3) for name, value in nbytes.items()}
 
 
+def peak_of_process(*, reset: bool = False) -> int:
+    """Bytes of the process's largest resident set so far; with `reset`, the largest becomes the present one first."""
+    if reset:
+        with contextlib.suppress(OSError):
+            pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _fields("/proc/self/status").get("VmHWM", 0)
+
+
 def offer_to_the_kernel() -> None:
     """Where the machine runs out of memory, this process is the one to end, not its parent."""
     with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gpu.trainer import Contestant, Setup, Trainer, engine_config, engine_step
+from gpu.trainer import Contestant, Setup, Trainer, engine_config, engine_step, on_disk
 
 _CPU = {"device": "cpu", "pin_memory": True}
 
@@ -29,11 +29,17 @@ def contestants() -> dict[str, Contestant]:
         "pannier-zero3-none": Contestant(_starter({"stage": 3}, {}), note="no offload"),
         "pannier-zero1-offload": Contestant(_starter({"stage": 1, "offload_optimizer": _CPU}, {})),
         "pannier-zero3-states": Contestant(_starter({"stage": 3, "offload_optimizer": _CPU}, {}), note="only states"),
+        "pannier-nvme": Contestant(functools.partial(_start_on_disk, stage=2), note="states on the disk"),
+        "pannier-zero3-nvme": Contestant(functools.partial(_start_on_disk, stage=3), note="states on the disk"),
     }
 
 
 def _starter(zero: dict[str, Any], options: dict[str, Any]) -> Callable[[nn.Module, Setup], Trainer]:
     return functools.partial(_start, zero=zero, options=options)
+
+
+def _start_on_disk(model: nn.Module, setup: Setup, *, stage: int) -> Trainer:
+    return _start(model, setup, zero={"stage": stage, "offload_optimizer": on_disk(setup)}, options={})
 
 
 def _start(model: nn.Module, setup: Setup, *, zero: dict[str, Any], options: dict[str, Any]) -> Trainer:
@@ -43,6 +49,8 @@ def _start(model: nn.Module, setup: Setup, *, zero: dict[str, Any], options: dic
     section = dict(options)
     if setup.device_memory_nbytes is not None:
         section["device_memory"] = setup.device_memory_nbytes
+    if setup.trace is not None:
+        section["trace"] = str(setup.trace)
     if section:
         config["pannier"] = section
     engine, _, _, _ = pannier.initialize(model=model, config=config)
@@ -54,4 +62,4 @@ def _start(model: nn.Module, setup: Setup, *, zero: dict[str, Any], options: dic
             "memory": engine.memory_stats(),
         }
 
-    return Trainer(functools.partial(engine_step, engine, setup), engine.synchronize, details)
+    return Trainer(functools.partial(engine_step, engine, setup), engine.synchronize, details, engine)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpu.trainer import CLIP, Contestant, Setup, Trainer, engine_config, engine_step, num_ranks
+from gpu.trainer import CLIP, Contestant, Setup, Trainer, engine_config, engine_step, num_ranks, on_disk
 
 _Batch = tuple[torch.Tensor, torch.Tensor]
 _CPU = {"device": "cpu", "pin_memory": True}
@@ -32,6 +32,7 @@ def contestants() -> dict[str, Contestant]:
         "ds-zero3-states": Contestant(
             _deepspeed({"stage": 3, "offload_optimizer": _CPU}), model_on_host=True, note="only states"
         ),
+        "ds-zero3-nvme": Contestant(_start_deepspeed_on_disk, model_on_host=True, note="states on the disk"),
         "torchao": Contestant(_start_torchao, note="no clipping, bf16 states"),
         "fsdp2": Contestant(
             functools.partial(_start_fsdp2, offload=True),
@@ -44,11 +45,13 @@ def contestants() -> dict[str, Contestant]:
     }
 
 
-def prepare_deepspeed() -> None:
+def prepare_deepspeed(disk: bool) -> None:
     """Compiles DeepSpeed's extensions, which it keeps for later processes: a compiler's time is nobody's start-up."""
-    from deepspeed.ops.op_builder import CPUAdamBuilder  # noqa: PLC0415
+    from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder  # noqa: PLC0415
 
     CPUAdamBuilder().load()
+    if disk:
+        AsyncIOBuilder().load()
     if torch.cuda.is_available():
         from deepspeed.ops.op_builder import FusedAdamBuilder  # noqa: PLC0415
 
@@ -104,12 +107,21 @@ def _deepspeed(zero: dict[str, Any]) -> Callable[[nn.Module, Setup], Trainer]:
     return functools.partial(_start_deepspeed, zero=zero)
 
 
-def _start_deepspeed(model: nn.Module, setup: Setup, *, zero: dict[str, Any]) -> Trainer:
+def _start_deepspeed_on_disk(model: nn.Module, setup: Setup) -> Trainer:
+    # The peer's own tuning tool finds about these values on fast disks.
+    aio = {"block_size": 1 << 20, "queue_depth": 32, "intra_op_parallelism": 4, "single_submit": False, "overlap_events": True}
+    home = on_disk(setup) | {"pipeline_read": True, "pipeline_write": True}
+    return _start_deepspeed(model, setup, zero={"stage": 3, "offload_optimizer": home}, aio=aio)
+
+
+def _start_deepspeed(
+    model: nn.Module, setup: Setup, *, zero: dict[str, Any], aio: dict[str, Any] | None = None
+) -> Trainer:
     _be_a_rank()
     import deepspeed  # noqa: PLC0415
 
     deepspeed.init_distributed()
-    config = engine_config(setup, zero)
+    config = engine_config(setup, zero) | ({} if aio is None else {"aio": aio})
     if zero["stage"] == 3:
         # Else the whole model is moved to the device before it is partitioned.
         deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=setup.dtype)
@@ -118,7 +130,7 @@ def _start_deepspeed(model: nn.Module, setup: Setup, *, zero: dict[str, Any]) ->
     def details() -> dict[str, Any]:
         return {"skipped_steps": engine.skipped_steps, "version": deepspeed.__version__}
 
-    return Trainer(functools.partial(engine_step, engine, setup), details=details)
+    return Trainer(functools.partial(engine_step, engine, setup), details=details, engine=engine)
 
 
 def _start_torchao(model: nn.Module, setup: Setup) -> Trainer:

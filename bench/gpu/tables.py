@@ -88,6 +88,9 @@ def _cells(row: Row, base: Row | None) -> list[str]:
 def _note(row: Row) -> str:
     budget = row["device_memory_nbytes"]
     given = [] if budget is None else [f"device_memory {budget / 1024**3:.1f} GiB"]
+    if "save_seconds" in row:
+        gb = f"save {row['save_gb_per_second']:.2f} GB/s, load {row['load_gb_per_second']:.2f} GB/s"
+        given.append(f"{gb}, {row['checkpoint_nbytes'] / 1e9:.1f} GB, {row['load_host_gib']:.1f} GiB more to load")
     return "; ".join([row["note"], *given] if row["note"] else given)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ class Setup:
     work: Work
     device: torch.device
     device_memory_nbytes: int | None = None  # A budget, for those who take one.
+    disk: pathlib.Path | None = None  # A folder, for those who keep states on a disk.
+    trace: pathlib.Path | None = None  # Where Pannier writes a trace of one step.
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,6 +51,7 @@ class Trainer:
     step: Callable[[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]  # A whole step; returns the loss, unread.
     finish: Callable[[], None] = _nothing  # Waits for what `step` left running.
     details: Callable[[], dict[str, Any]] = dict  # For the JSON only.
+    engine: Any = None  # What saves and loads checkpoints, where it is an engine.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,13 @@ def engine_config(setup: Setup, zero: dict[str, Any]) -> dict[str, Any]:
         setup.work.precision: {"enabled": True},
         "zero_optimization": zero,
     }
+
+
+def on_disk(setup: Setup) -> dict[str, Any]:
+    """The section of states that rest on a disk, for Pannier and DeepSpeed. Raises ValueError where no folder is given."""
+    if setup.disk is None:
+        raise ValueError("states on a disk need a folder: give one with --disk")
+    return {"device": "nvme", "nvme_path": str(setup.disk), "pin_memory": True, "buffer_count": 5}
 
 
 def engine_step(engine: Any, setup: Setup, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -25,7 +25,7 @@ def make_model(layers: int = 8, dtype: torch.dtype = torch.bfloat16) -> torch.nn
 
 
 def make_engine(
-    model: torch.nn.Module, home: str = "cpu", zero: dict[str, Any] | None = None, **ours: Any
+    model: torch.nn.Module, home: str = "cpu", zero: dict[str, Any] | None = None, *, beside: bool = False, **ours: Any
 ) -> pannier.Engine:
     engine, _, _, _ = pannier.initialize(
         model=model,
@@ -40,6 +40,7 @@ def make_engine(
                 "offload_optimizer": {"device": home},
                 **(zero or {}),
             },
+            "checkpoint": {"async": beside},
             "pannier": ours,
         },
     )
@@ -201,3 +202,70 @@ def test_a_profiler_sees_our_ranges(tmp_path: Any) -> None:
     for name in ('"forward"', '"backward"', '"states ', "to the device", "to the host"):
         assert name in text
     engine.destroy()
+
+
+def homes(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Sections of `zero_optimization` by what rests where."""
+    disk = {"device": "nvme", "nvme_path": str(folder), "buffer_count": 2, "buffer_size": 2**20}
+    cpu = {"device": "cpu"}
+    ahead = {"stage": 3, "stage3_prefetch_bucket_size": 2 * WIDTH * WIDTH}
+    return {
+        "device": {"offload_optimizer": {"device": "none"}},
+        "cpu": {"offload_optimizer": cpu},
+        "nvme": {"offload_optimizer": disk},
+        "parameters on cpu": {**ahead, "offload_optimizer": cpu, "offload_param": cpu},
+        "parameters on nvme": {**ahead, "offload_optimizer": disk, "offload_param": disk},
+        "all on the device": {**ahead, "offload_optimizer": {"device": "none"}},
+    }
+
+
+def values(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [value.cpu() for value in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("home", list(homes(pathlib.Path())))
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_run_that_goes_on_has_the_bits_of_one_never_stopped(
+    home: str, overlap: bool, beside: bool, tmp_path: pathlib.Path
+) -> None:
+    zero = homes(tmp_path)[home]
+    if overlap and home == "parameters on nvme":
+        pytest.skip("refused")
+
+    def engine_of() -> pannier.Engine:
+        model = torch.nn.Sequential(make_model(), torch.nn.Dropout(0.1))
+        return make_engine(model, zero=zero, beside=beside, overlap_step=overlap)
+
+    torch.manual_seed(5)
+    engine = engine_of()
+    for _ in range(3):
+        step(engine)
+    engine.save_checkpoint(str(tmp_path / "saved"), tag="one")
+    for _ in range(3):
+        step(engine)
+    expected = values(engine.module)
+    engine.destroy()
+    torch.cuda.manual_seed(77)
+    engine = engine_of()
+    engine.load_checkpoint(str(tmp_path / "saved"), tag="one")
+    for _ in range(3):
+        step(engine)
+    assert same(expected, values(engine.module))
+    engine.destroy()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("home", [home for home in homes(pathlib.Path()) if home.startswith(("par", "all"))])
+def test_frozen_parameters_in_shares_change_no_bit(home: str, tmp_path: pathlib.Path) -> None:
+    results = []
+    for zero in (homes(tmp_path)["cpu"], homes(tmp_path)[home]):
+        model = make_model()
+        for layer in list(model)[::2]:
+            layer.requires_grad_(False)
+        engine = make_engine(model, zero=zero)
+        for _ in range(4):
+            step(engine)
+        results.append(values(engine.module))
+        engine.destroy()
+    assert same(*results)

@@ -82,6 +82,22 @@ def test_budget_reaches_the_engine_and_one_too_small_is_its_reason() -> None:
     assert row["reason"].startswith(("ConfigError", "OutOfMemoryError"))
 
 
+def test_states_on_a_disk_and_checkpoints(tmp_path: pathlib.Path) -> None:
+    folders = ["--disk", str(tmp_path), "--checkpoints", str(tmp_path)]
+    status, row = contestant("pannier-zero3-nvme", *folders)
+    assert status == 0, row
+    assert row["checkpoint_nbytes"] > 12 * row["parameters"]
+    assert row["save_seconds"] > 0
+    assert row["load_seconds"] > 0
+    assert "save" in tables.markdown([row])
+    assert list(tmp_path.iterdir()) == [], "nothing stays"
+    status, row = contestant("pannier-nvme")
+    assert status == 1
+    assert "need a folder" in row["reason"]
+    status, row = contestant("torch", *folders)
+    assert "only engines" in row["reason"]
+
+
 def test_attempt_that_takes_too_long_is_ended() -> None:
     row = attempt("torch", "tiny", TINY, Limits(timeout_seconds=0.2))
     assert row["reason"].startswith("timed out after 0 s, in: ")
