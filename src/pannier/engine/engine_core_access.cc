@@ -252,11 +252,19 @@ std::optional<at::Tensor> EngineCore::gradient(int parameter) {
     end_reducer_backward();
   }
   const ShardPiece& piece = parts_->shards->piece_of(index);
-  const bool is_used = parts_->reducer->used(index);
-  const bool is_there = parts_->gradients->view(index).data != nullptr;
-  // On how many ranks it was used, and on how many the piece has not come yet (stage 1 shares when the window ends).
-  std::array<std::int64_t, 2> ranks{is_used, !is_there && piece.numel > 0};
-  communicator_->sum(ranks);
+  // On how many ranks it was used, on how many the piece has not come yet (stage 1 shares when the window ends), and on
+  // how many something waits that came late.
+  std::array<std::int64_t, 3> ranks{};
+  const auto ask = [&] {
+    const bool is_there = parts_->gradients->view(index).data != nullptr;
+    ranks = {parts_->reducer->used(index), !is_there && piece.numel > 0, parts_->reducer->has_late()};
+    communicator_->sum(ranks);
+    return ranks[2] > 0;
+  };
+  if (ask()) {
+    parts_->reducer->share_late();
+    ask();
+  }
   if (ranks[0] == 0 || ranks[1] > 0) {
     return std::nullopt;
   }

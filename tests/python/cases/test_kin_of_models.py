@@ -14,6 +14,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import pannier
 from case_models import Dot, cfg, run, start, weight
 
+SGD = {"type": "SGD", "params": {"lr": 1.0}}
+
 
 def wrapped(model: nn.Module) -> nn.Module:
     """As DistributedDataParallel(model), which wants a process group."""
@@ -62,3 +64,40 @@ def test_auto_sizes_of_a_nested_first_batch() -> None:
     engine.backward(engine({"name": "x", "inputs": (torch.ones(3), torch.ones(7))}))
     engine.step()
     assert engine.get_batch_info() == (3, 3, 1)
+
+
+class Shared(nn.Module):
+    """Two parameters of one memory."""
+
+    def __init__(self, first: Callable[[torch.Tensor], torch.Tensor], second: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        memory = torch.arange(8.0)
+        self.p, self.q = nn.Parameter(first(memory)), nn.Parameter(second(memory))
+
+    def forward(self) -> torch.Tensor:
+        return self.p.sum() + 2 * self.q.sum()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda memory: memory[::2], lambda memory: memory[:3]),
+        (lambda memory: memory[1::2], lambda memory: memory[::3]),
+        (lambda memory: memory.view(2, 4), lambda memory: memory.view(2, 4)[:, 1:3]),
+        (lambda memory: memory.view(2, 4), lambda memory: memory.view(4, 2).t()),
+    ],
+)
+def test_parameters_that_share_some_of_their_memory_are_refused(
+    first: Callable[[torch.Tensor], torch.Tensor], second: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    for one, other in ((first, second), (second, first)):
+        with pytest.raises(pannier.ConfigError, match="parameters [pq] and [pq] share memory but are two parameters"):
+            start(Shared(one, other), cfg())
+
+
+def test_parameters_between_each_other_share_nothing() -> None:
+    model = Shared(lambda memory: memory.view(2, 4)[:, :2], lambda memory: memory.view(2, 4)[:, 2:])
+    engine = start(model, cfg(opt=SGD))
+    engine.backward(engine())
+    engine.step()
+    assert model.p.tolist() == [[-1.0, 0.0], [3.0, 4.0]] and model.q.tolist() == [[0.0, 1.0], [4.0, 5.0]]
