@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from pannier import comm, core, devices, early, foreign_use, groups, lr_schedules, managed, sharded
+from pannier import comm, core, data_access, devices, early, foreign_use, groups, lr_schedules, managed, sharded
 from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
@@ -19,6 +19,7 @@ from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
 
 @comm.told_to_all
 def initialize(
@@ -125,6 +126,7 @@ def initialize(
     for param in params.values():
         param.grad = None  # The first window starts empty.
     foreign_use.watch()
+    data_access.watch()
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
