@@ -87,8 +87,8 @@ class Batches(ConfigValues):
             return
         self._first_batch = -1
         for value in (*inputs, *kwargs.values()):
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                self._first_batch = value.shape[0]
+            if (size := _samples_of(value)) is not None:
+                self._first_batch = size
                 break
         if not torch.compiler.is_compiling():
             self._resolve_batch()
@@ -106,3 +106,14 @@ class Batches(ConfigValues):
     def _set_batch(self, micro: int, steps: int) -> None:
         core.call(self.core.set_batch, micro, steps)
         self._config.set_batch(micro * steps * self.dp_world_size, micro, steps)
+
+
+def _samples_of(value: Any) -> int | None:
+    """The length of the first tensor in `value`, which may be nested in lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[0] if value.dim() > 0 else None
+    if isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            if (size := _samples_of(item)) is not None:
+                return size
+    return None

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from pannier import comm, core, devices, early, foreign_use, groups, lr_schedules, managed, sharded
+from pannier import comm, core, data_access, devices, early, foreign_use, groups, lr_schedules, managed, sharded
 from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
@@ -17,6 +18,8 @@ from pannier.errors import ConfigError, UsageError
 from pannier.group_values import fixed_by, hyperparameters
 from pannier.loader import Loader
 from pannier.optimizer import Optimizer
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 @comm.told_to_all
@@ -125,6 +128,7 @@ def initialize(
     for param in params.values():
         param.grad = None  # The first window starts empty.
     foreign_use.watch()
+    data_access.watch()
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -154,10 +158,18 @@ def _build_loader(
 
 def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The model's parameters by name, tied ones once. Raises for those that can't be managed."""
+    _require_unwrapped(model)
     params = {managed.plain_name(name): param for name, param in model.named_parameters()}
     if any(managed.owner_of(param) is not None for param in params.values()):
         gc.collect()  # An engine that nobody holds may wait for this, in a cycle of a trainer's, say.
     for name, param in params.items():
+        if torch.nn.parameter.is_lazy(param):
+            raise ConfigError(f"parameter {name} has no shape yet: a lazy module gets one in its first forward; run one first")
+        if is_traceable_wrapper_subclass(param):
+            raise ConfigError(
+                f"parameter {name} is a {type(param).__name__}, which has no memory of its own; only plain tensors are "
+                "supported"
+            )
         if managed.owner_of(param) is not None:
             raise ConfigError(
                 f"the model is already managed by an engine (parameter {name}); call that engine's destroy() first"
@@ -178,6 +190,17 @@ def checked_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             )
     _require_buffers_apart(model, params)
     return params
+
+
+def _require_unwrapped(model: torch.nn.Module) -> None:
+    """Raises for a model that another way of training on several ranks has taken over."""
+    for name, part in model.named_modules():
+        for kind in type(part).__mro__:
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                raise ConfigError(
+                    f"{f'module {name}' if name else 'the model'} is wrapped in {kind.__name__}, which shares gradients "
+                    "among ranks by itself; give initialize() the module that was wrapped"
+                )
 
 
 def _require_buffers_apart(model: torch.nn.Module, params: dict[str, torch.nn.Parameter]) -> None:

@@ -93,12 +93,16 @@ def test_a_failed_backward_of_the_callers_own_is_not_applied(scaled: bool) -> No
 
 
 def test_a_refused_gradient_drops_the_window() -> None:
-    engine = engine_of(Dot())
-    engine.module(X).backward()
-    engine.step()
-    engine.module(X).backward()
-    with pytest.raises(ValueError, match="a gradient of w arrived after its bucket was closed"):
-        engine.module(X).backward()
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor([0.0]))
+            self.words = torch.nn.Embedding(4, 2, sparse=True)
+
+    engine = engine_of(Words())
+    (engine.module.w * X).sum().backward()
+    with pytest.raises(ValueError, match=r"the gradient of words\.weight is sparse"):
+        engine.module.words(torch.tensor([1])).sum().backward()
     before = engine.module.w.item()
     with pytest.raises(pannier.ConfigError, match="a backward that failed"):
         engine.step()

@@ -286,6 +286,21 @@ assert scale.grad.tolist() == [7, 7, 7]
 """
     )
     run("-m", "pannier.deepspeed", "train.py", cwd=tmp_path)
+def test_names_that_scripts_reach_without_importing(tmp_path: Path) -> None:
+    (tmp_path / "ask.py").write_text(
+        """
+import deepspeed
+print([eval(name).__name__ for name in (
+    "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3",
+    "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer",
+    "deepspeed.runtime.zero.config.DeepSpeedZeroConfig",
+    "deepspeed.runtime.bf16_optimizer.BF16_Optimizer",
+    "deepspeed.runtime.fp16.loss_scaler",
+    "deepspeed.utils.zero_to_fp32.get_optim_files",
+)])
+"""
+    )
+    run("-m", "pannier.deepspeed", "ask.py", cwd=tmp_path)
 
 
 def test_flags_of_the_launcher(tmp_path: Path) -> None:

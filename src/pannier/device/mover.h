@@ -84,9 +84,8 @@ class Mover {
   /// name it in a trace.
   TransferPtr push(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer = nullptr,
                    const char* what = "transfer", int index = -1);
-  /// The same for what the device's next work needs: ahead of all that push() was given and that is not ready before it,
-  /// and not stopped by hold().
-  /// `after_transfer` must need nothing that push() was given here.
+  /// The same for what the device's next work needs: ahead of all that push() was given and that is not ready before
+  /// it, and not stopped by hold(). `after_transfer` must need nothing that push() was given here.
   TransferPtr push_urgent(std::vector<CopyRun> runs, std::vector<EventPtr> after, TransferPtr after_transfer,
                           const char* what, int index);
   [[nodiscard]] Device& device() const noexcept { return device_; }

@@ -6,12 +6,57 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 #include "pannier/base/error.h"
+#include "pannier/base/units.h"
 #include "pannier/engine/engine_core.h"
 
 namespace pannier {
+namespace {
+
+// The bytes from a parameter's first element to behind its last; of strided memory not all are its own.
+struct Footprint {
+  const char* begin;
+  const char* end;
+  std::size_t index;
+  bool has_gaps;
+};
+
+Footprint footprint_of(const at::Tensor& parameter, std::size_t index) {
+  std::int64_t last = 0;
+  for (std::int64_t dim = 0; dim < parameter.dim(); ++dim) {
+    last += (parameter.size(dim) - 1) * parameter.stride(dim);
+  }
+  const auto* begin = static_cast<const char*>(parameter.data_ptr());
+  return {begin, begin + nbytes_of(last + 1, static_cast<std::size_t>(parameter.element_size())), index,
+          !parameter.is_non_overlapping_and_dense()};
+}
+
+// The bytes of `parameter` in `bytes`, which stand for the memory from `begin` on.
+at::Tensor bytes_of(const at::Tensor& parameter, const at::Tensor& bytes, const char* begin) {
+  const std::int64_t width = parameter.element_size();
+  std::vector<std::int64_t> sizes = parameter.sizes().vec();
+  std::vector<std::int64_t> strides = parameter.strides().vec();
+  for (std::int64_t& stride : strides) {
+    stride *= width;
+  }
+  sizes.push_back(width);
+  strides.push_back(1);
+  return bytes.as_strided(sizes, strides, static_cast<const char*>(parameter.data_ptr()) - begin);
+}
+
+// Of two footprints of which the second begins inside of the first.
+bool share_memory(const Footprint& first, const at::Tensor& one, const Footprint& second, const at::Tensor& other) {
+  if (!first.has_gaps && !second.has_gaps) {
+    return true;
+  }
+  const at::Tensor bytes = at::zeros({std::max(first.end, second.end) - first.begin}, at::kByte);
+  bytes_of(one, bytes, first.begin).fill_(1);
+  return bytes_of(other, bytes, first.begin).any().item<bool>();
+}
+
+}  // namespace
 
 void EngineCore::check_inputs(const EngineInputs& inputs) const {
   PANNIER_CHECK(inputs.names.size() == inputs.parameters.size() && inputs.group_of.size() == inputs.names.size(),
@@ -107,6 +152,10 @@ void EngineCore::agree(const EngineInputs& inputs) {
   Config common = config_;
   common.zero.optimizer_nvme_paths.clear();  // Each machine has its own disks.
   common.zero.param_nvme_paths.clear();
+  common.pannier.threads = 0;  // And its own cores.
+  common.pannier.trace_file.reset();
+  common.steps_per_print.reset();  // What reports, which one rank may be to do for all.
+  common.wall_clock_breakdown = common.memory_breakdown = common.dump_state = false;
   communicator_->agree("configuration", common.to_json());
   communicator_->agree("parameters", parameters);
   communicator_->agree("parameter groups", common_text(inputs.groups));
@@ -144,21 +193,24 @@ void EngineCore::share_unmanaged(const EngineInputs& inputs) {
 }
 
 void EngineCore::require_separate_memory(const EngineInputs& inputs) const {
-  std::vector<std::tuple<const char*, const char*, std::size_t>> ranges;
+  const c10::NoGradGuard no_grad;
+  std::vector<Footprint> footprints;
   for (std::size_t i = 0; i < inputs.parameters.size(); ++i) {
-    const at::Tensor& parameter = inputs.parameters[i];
-    if (parameter.numel() > 0 && parameter.is_non_overlapping_and_dense() && !inputs.is_shared_out(i)) {
-      const auto* begin = static_cast<const char*>(parameter.data_ptr());
-      ranges.emplace_back(begin, begin + parameter.nbytes(), i);
+    if (inputs.parameters[i].numel() > 0 && !inputs.is_shared_out(i)) {
+      footprints.push_back(footprint_of(inputs.parameters[i], i));
     }
   }
-  std::sort(ranges.begin(), ranges.end());
-  for (std::size_t i = 1; i < ranges.size(); ++i) {
-    if (std::get<0>(ranges[i]) < std::get<1>(ranges[i - 1])) {
-      throw ConfigError(fmt::format(
-          "parameters {} and {} share memory but are two parameters, so they would be trained apart; tie them "
-          "by using one Parameter object for both",
-          inputs.names[std::get<2>(ranges[i - 1])], inputs.names[std::get<2>(ranges[i])]));
+  std::sort(footprints.begin(), footprints.end(),
+            [](const Footprint& a, const Footprint& b) { return a.begin < b.begin; });
+  for (std::size_t i = 0; i < footprints.size(); ++i) {
+    for (std::size_t j = i + 1; j < footprints.size() && footprints[j].begin < footprints[i].end; ++j) {
+      const auto [first, second] = std::pair(footprints[i].index, footprints[j].index);
+      if (share_memory(footprints[i], inputs.parameters[first], footprints[j], inputs.parameters[second])) {
+        throw ConfigError(fmt::format(
+            "parameters {} and {} share memory but are two parameters, so they would be trained apart; tie them "
+            "by using one Parameter object for both",
+            inputs.names[first], inputs.names[second]));
+      }
     }
   }
 }

@@ -34,7 +34,8 @@ GradientReducer::GradientReducer(const GradientReducerParts& parts)
       fired_(arrived_.size()),
       used_(fired_.size()),
       judged_(fired_.size()),
-      open_(static_cast<std::size_t>(shards_.buckets().num_buckets())) {
+      open_(static_cast<std::size_t>(shards_.buckets().num_buckets())),
+      late_(open_.size()) {
   for (int i = 0; i < layout().num_parameters(); ++i) {
     hooks_.emplace_back(parameters_.parameter(i), i, listener_);
     const_cast<at::Tensor&>(parameters_.parameter(i)).mutable_grad() = at::Tensor();
@@ -118,18 +119,13 @@ void GradientReducer::take(int parameter, at::Tensor& holder) {
   const int bucket = layout().bucket_of(parameter);
   OpenBucket& open = open_[static_cast<std::size_t>(bucket)];
   if (open.closed) {
-    record_[backward_index_ - 1][index] = fired_[index] + 1;
-    stays_open_[static_cast<std::size_t>(bucket)] = 1;
-    throw ConfigError(
-        fmt::format("a gradient of {} arrived after its bucket was closed: it came {} times in this backward, {} in "
-                    "earlier steps. This step's gradients are dropped; later steps wait for it",
-                    parameters_.name(parameter), fired_[index] + 1, fired_[index]));
+    late_[static_cast<std::size_t>(bucket)] = 1;
   }
   at::Tensor flat = flat_gradient(parameter, gradient);
   if (divisor_ > 1) {
     flat.div_(static_cast<double>(divisor_));
   }
-  if (fired_[index] == 0) {
+  if (!arrived_[index].defined()) {
     device_.reassign(flat, Owner::kGradients);
     arrived_[index] = std::move(flat);
   } else {
@@ -198,6 +194,7 @@ at::Tensor GradientReducer::flat_gradient(int parameter, const at::Tensor& gradi
 
 void GradientReducer::close(int bucket) {
   open_[static_cast<std::size_t>(bucket)].closed = true;
+  late_[static_cast<std::size_t>(bucket)] = 0;
   store_.free_sent(/*wait=*/false);
   std::vector<FlatGradient> gradients;
   for (const Segment& segment : layout().buckets()[static_cast<std::size_t>(bucket)].segments) {
@@ -242,6 +239,7 @@ bool GradientReducer::is_judged_early(const at::Tensor& gradient, int parameter,
 }
 
 std::optional<at::Tensor> GradientReducer::piece(int parameter) {
+  share_late();
   std::optional<at::Tensor> sum;
   if (store_.view(parameter).data != nullptr) {
     sum = store_.read(parameter);
@@ -255,6 +253,7 @@ std::optional<at::Tensor> GradientReducer::piece(int parameter) {
 }
 
 void GradientReducer::replace(int parameter, const at::Tensor& flat) {
+  share_late();
   sharing_->forget(parameter);
   if (const GradientView view = store_.view(parameter); view.data != nullptr) {
     const bool is_wide = view.type == kernels::GradType::kFp32;
@@ -279,6 +278,9 @@ void GradientReducer::end_backward() {
       close(b);
     }
   }
+  if (communicator_.world_size() == 1) {
+    share_late();  // Among ranks only all together know that there is something.
+  }
   sharing_->finish();
   in_backward_ = false;
   store_.free_sent(/*wait=*/false);
@@ -297,20 +299,51 @@ void GradientReducer::end_backward() {
   }
 }
 
+bool GradientReducer::has_late() const {
+  return std::any_of(late_.begin(), late_.end(), [](std::int64_t late) { return late > 0; });
+}
+
+void GradientReducer::share_late() {
+  std::vector<std::int64_t> late = late_;
+  if (communicator_.world_size() > 1) {
+    communicator_.sum(late);
+  }
+  for (int b = 0; b < layout().num_buckets(); ++b) {
+    if (late[static_cast<std::size_t>(b)] > 0) {
+      close(b);
+    }
+  }
+  sharing_->finish();
+}
+
 bool GradientReducer::finish_window(std::int64_t fingerprint) {
   if (in_backward_) {
     end_backward();
   }
+  bool is_late = false;
+  if (!judge_all(fingerprint, is_late)) {
+    return false;
+  }
+  if (is_late) {
+    judge_anew();  // What was judged is not the sum.
+    share_late();
+    return judge_all(fingerprint, is_late);
+  }
+  return true;
+}
+
+bool GradientReducer::judge_all(std::int64_t fingerprint, bool& is_late) {
   sharing_->finish_window();
   for (int b = 0; b < layout().num_buckets(); ++b) {
     judge_bucket(b);
   }
-  return agree(fingerprint);
+  return agree(fingerprint, is_late);
 }
 
 // The one sum of integers of a step: the judge's numbers, on how many ranks each parameter was used, and a fingerprint
-// of what must be the same on all.
-bool GradientReducer::agree(std::int64_t fingerprint) {
+// of what must be the same on all. `is_late`: on some rank gradients wait that came late.
+bool GradientReducer::agree(std::int64_t fingerprint, bool& is_late) {
+  is_late = false;
   if (communicator_.world_size() == 1) {
     return true;
   }
@@ -319,6 +352,7 @@ bool GradientReducer::agree(std::int64_t fingerprint) {
     std::vector<std::int64_t> all(numbers.begin(), numbers.end());
     all.insert(all.end(), used_.begin(), used_.end());
     all.push_back(fingerprint);
+    all.push_back(has_late() ? 1 : 0);
     if (closes_by_unit_ && !recorded_) {
       all.insert(all.end(), stays_open_.begin(), stays_open_.end());
     }
@@ -326,9 +360,10 @@ bool GradientReducer::agree(std::int64_t fingerprint) {
     const auto used = all.begin() + static_cast<std::ptrdiff_t>(numbers.size());
     const auto used_end = used + static_cast<std::ptrdiff_t>(used_.size());
     sum = *used_end;
+    is_late = *(used_end + 1) > 0;
     std::copy(all.begin(), used, numbers.begin());
     std::transform(used, used_end, used_.begin(), [](std::int64_t num_ranks) { return num_ranks > 0; });
-    std::copy(used_end + 1, all.end(), stays_open_.begin());  // Nothing, in later windows.
+    std::copy(used_end + 2, all.end(), stays_open_.begin());  // Nothing, in later windows.
   });
   return sum == fingerprint * communicator_.world_size();
 }
@@ -363,6 +398,7 @@ void GradientReducer::drop_window(bool complete) {
     arrived_[static_cast<std::size_t>(i)] = at::Tensor();
     store_.drop(i);
   }
+  std::fill(late_.begin(), late_.end(), 0);
   recorded_ = recorded_ || (complete && backward_index_ > 0);
   if (!recorded_) {
     record_.clear();

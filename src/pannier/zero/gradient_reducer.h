@@ -12,8 +12,10 @@
 //  3. What is still open closes when the backward ends.
 //     Where buckets close by unit (stage 3), one waits for the end if on any rank a gradient came after its last unit
 //     had ended (the parameter was read outside of its unit too), or if a unit was not seen to end.
-//  4. A gradient that arrives after its bucket was closed in the same backward is an error that names the parameter;
-//     the window is dropped, and the record raised so that it does not happen again.
+//  4. A gradient that arrives after its bucket was closed in the same backward (a part that ran more often than in any
+//     step before, another backward that the caller runs himself) waits in place of the bucket's: alone until the
+//     backward ends, among ranks until the next one closes the bucket or the window ends, when all ranks learn of it.
+//     The record rises, so that the bucket waits for it from then on.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +79,8 @@ class GradientReducer {
   [[nodiscard]] std::optional<at::Tensor> piece(int parameter);
   /// Replaces it by `flat`, fp32; nothing on ranks that own none of the parameter. All ranks call it.
   void replace(int parameter, const at::Tensor& flat);
+  /// Whether gradients wait that came after their bucket was closed, which is never so on a world of one.
+  [[nodiscard]] bool has_late() const;
   /// Whether a parameter got a gradient in this window: from this rank's backward, and after finish_window() from any
   /// rank's.
   [[nodiscard]] bool used(int parameter) const { return used_.at(static_cast<std::size_t>(parameter)); }
@@ -112,7 +116,10 @@ class GradientReducer {
   void deliver(int bucket, std::vector<FlatGradient> gradients, bool last);
   void judge_bucket(int bucket);
   void judge_anew();
-  [[nodiscard]] bool agree(std::int64_t fingerprint);
+  /// Shares what came late on any rank. Every rank calls it, outside of backwards. Throws CollectiveError.
+  void share_late();
+  [[nodiscard]] bool judge_all(std::int64_t fingerprint, bool& is_late);
+  [[nodiscard]] bool agree(std::int64_t fingerprint, bool& is_late);
   [[nodiscard]] bool is_judged_early(const at::Tensor& gradient, int parameter, bool last);
   [[nodiscard]] int expected(int parameter) const;
   [[nodiscard]] const BucketLayout& layout() const noexcept { return shards_.buckets(); }
@@ -145,12 +152,13 @@ class GradientReducer {
   /// Units that had ended, none running, when the bucket's last gradient came.
   std::vector<int> ends_before_gradient_;
   std::vector<std::int64_t> stays_open_;  ///< On so many ranks the bucket can't close before its backward ends.
-  std::vector<at::Tensor> arrived_;       ///< Flat gradients of this backward whose bucket is still open, by parameter.
+  std::vector<at::Tensor> arrived_;       ///< Flat gradients whose bucket has yet to close, by parameter.
   std::vector<int> fired_;                ///< In this backward, by parameter.
   std::vector<bool> used_;
   std::vector<bool> judged_;  ///< The judge has seen this parameter's sum on its way to the host.
   std::vector<OpenBucket> open_;
-  int num_closed_ = 0;  ///< Where buckets close in order: those before this one are.
+  std::vector<std::int64_t> late_;  ///< 1: gradients of this bucket arrived after it was closed.
+  int num_closed_ = 0;              ///< Where buckets close in order: those before this one are.
 };
 
 }  // namespace pannier

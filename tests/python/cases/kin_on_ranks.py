@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pannier
 from case_models import OPT1, Dot, Pair, run, start, weight
@@ -150,6 +151,92 @@ def window_changed_between_steps(rank: int, world: int) -> None:
         assert engine.global_steps == 3
         close(weight(engine), [-mean * (1.5 + 2 + 1)])
         engine.destroy()
+
+
+class Loop(nn.Module):
+    """A part that runs any number of times, recomputed in the old way, so that its gradients come one a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(times):
+            x = checkpoint(self.again, x, use_reentrant=True).tanh()
+        return x.pow(2).mean()
+
+
+def loop() -> Loop:
+    torch.manual_seed(0)
+    return Loop()
+
+
+@kin
+def a_part_that_runs_more_often_than_before(rank: int, world: int) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for cell in CELLS:
+        for gas in (1, 2):
+            model, plain = loop(), loop()
+            engine = start(model, settings(cell, gas=gas, opt=SGD, zero={"reduce_bucket_size": 8}))
+            reference = torch.optim.SGD(plain.parameters(), lr=1.0)
+            for step, times in enumerate((1, 2, 1, 4)):
+                for micro in range(gas):
+                    # Ranks run a unit of stage 3 as often as each other.
+                    each = [times + (micro > 0) + (cell[0] < 3 and step > 1 and other == 0) for other in range(world)]
+                    for other in each:
+                        (plain(x, other) / world / gas).backward()
+                    engine.backward(engine(x, each[rank]))
+                    if micro == gas - 1 and cell[0] > 1:
+                        grad = pannier.safe_get_full_grad(model.again.weight)
+                        torch.testing.assert_close(grad, plain.again.weight.grad, rtol=0, atol=1e-6)
+                    engine.step()
+                norm = torch.nn.utils.get_total_norm([param.grad for param in plain.parameters()]).item()
+                assert engine.get_global_grad_norm() == pytest.approx(norm, rel=1e-5)
+                reference.step()
+                reference.zero_grad()
+            for name, want in plain.named_parameters():
+                torch.testing.assert_close(torch.tensor(weight(engine, name)), want.detach(), rtol=0, atol=1e-5)
+            engine.destroy()
+
+
+@kin
+def backwards_of_the_callers_own_in_any_number(rank: int, world: int) -> None:
+    share, mean = mean_of(rank, world)
+    for cell in CELLS:
+        engine = start(Dot(), settings(cell, opt=SGD))
+        for number in (1, 3, 2):
+            for _ in range(number):
+                engine(torch.tensor([share])).backward()
+            engine.step()
+        close(weight(engine), [-6 * mean])
+        engine.destroy()
+
+
+@kin
+def weights_clipped_through_data(rank: int, world: int) -> None:
+    share, mean = mean_of(rank, world)
+    for cell in CELLS[:2]:
+        for dtype in ({}, {"bf16": {"enabled": True}}):
+            model = Dot((1.0,))
+            engine = start(model, settings(cell, opt=SGD, **dtype))
+            for _ in range(2):
+                engine.backward(engine(torch.tensor([share], dtype=model.w.dtype)))
+                engine.step()
+                model.w.data.clamp_(-0.5, 0.5)
+            engine.backward(engine(torch.tensor([share], dtype=model.w.dtype)))
+            engine.step()
+            assert weight(engine) == [-0.5 - mean]
+            engine.destroy()
+
+
+@kin
+def one_rank_reports_for_all(rank: int, world: int) -> None:
+    reports = {"steps_per_print": 1, "wall_clock_breakdown": True} if rank == 0 else {}
+    engine = start(Dot(), settings((2, "cpu"), **reports))
+    run(engine, [[4.0]])
+    close(weight(engine), [-0.8])
+    engine.destroy()
 
 
 @kin

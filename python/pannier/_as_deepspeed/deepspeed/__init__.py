@@ -1,6 +1,7 @@
 """DeepSpeed's names, served by Pannier. What Pannier doesn't have is missing here, and says so when asked for."""
 
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -70,6 +71,26 @@ def is_compile_supported() -> bool:
 def __getattr__(name: str) -> Any:
     raise AttributeError(explain(f"deepspeed.{name}"))
 
+
+# Scripts reach these by their dotted names (`deepspeed.runtime.zero.stage3.X`) after `import deepspeed` alone.
+for _name in (
+    "constants",
+    "runtime.base_optimizer",
+    "runtime.bf16_optimizer",
+    "runtime.constants",
+    "runtime.fp16.fused_optimizer",
+    "runtime.fp16.loss_scaler",
+    "runtime.fp16.unfused_optimizer",
+    "runtime.precision_config",
+    "runtime.swap_tensor",
+    "runtime.zero.config",
+    "runtime.zero.offload_config",
+    "runtime.zero.stage3",
+    "runtime.zero.stage_1_and_2",
+    "runtime.zero.utils",
+    "utils.zero_to_fp32",
+):
+    importlib.import_module(f"{__name__}.{_name}")
 
 partition_names.install()
 watch()
