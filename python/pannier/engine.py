@@ -12,7 +12,6 @@ import functools
 import json
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -116,8 +115,6 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
         hooks = list(units.watch(module, self)) if core.call(handle.wants_ticks) else []
         hooks += overlap.watch(module, self, handle, self._params)
         self._overlaps = core.call(handle.overlaps)
-        self._watches_data = core.call(handle.watches_data)
-        self._thread = threading.get_ident()
         self._partitions = core.call(handle.partitions)
         if self._partitions:
             hooks += sharded.watch(module, self, self._params)
@@ -330,15 +327,8 @@ class Engine(Batches, Checkpoints, StateMoves, torch.nn.Module):
     # --- weights ---
 
     def parameters_changed(self) -> None:
-        """Says that parameters were written in a way that nobody sees: into a `.data` that was taken before the last step, at
-        stage 3 while a module ran, or with "overlap_step". Other edits are noticed."""
+        """Says that parameters were written through `.data`, which torch does not count. Other edits are noticed."""
         core.call(self.core.parameters_changed)
-
-    def data_is_taken(self, index: int) -> None:
-        """Somebody takes a parameter's `.data`. What other threads (loaders, loggers) do with it is not looked at."""
-        is_ours = self._watches_data and self._thread == threading.get_ident() and os.getpid() == self._process_id
-        if is_ours and self._finalizer.alive:
-            core.call(self._core.watch_data, index)
 
     def synchronize(self) -> None:
         """Waits until every parameter and state is in place."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from pannier import comm, core, data_access, devices, early, foreign_use, groups, lr_schedules, managed, sharded
+from pannier import comm, core, devices, early, foreign_use, groups, lr_schedules, managed, sharded
 from pannier import config as configuration
 from pannier.config import Config
 from pannier.engine import Engine
@@ -20,7 +20,6 @@ from pannier.loader import Loader
 from pannier.optimizer import Optimizer
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-
 
 @comm.told_to_all
 def initialize(
@@ -128,7 +127,6 @@ def initialize(
     for param in params.values():
         param.grad = None  # The first window starts empty.
     foreign_use.watch()
-    data_access.watch()
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 

@@ -134,9 +134,6 @@ void define_engine(torch::Library& library) {
                self->core.let_go(parameters, modifier < 0 ? std::nullopt : std::optional(static_cast<int>(modifier)));
              });
            })
-      .def("watches_data", [](const Self& self) { return self->core.watches_data(); })
-      .def("watch_data",
-           [](const Self& self, std::int64_t parameter) { translated([&] { self->core.watch_data(parameter); }); })
       .def("overlaps", [](const Self& self) { return self->core.overlaps(); })
       .def("begin_backward",
            [](const Self& self, const at::Tensor& loss, bool scale_wrt_gas) {

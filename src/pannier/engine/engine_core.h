@@ -131,11 +131,6 @@ class EngineCore {
   /// Ends hold(). With a `modifier`, a rank, the others get its values, and it is a ConfigError on all if another rank
   /// changed any; all ranks call it. Without, edits count as they do elsewhere.
   void let_go(const std::vector<std::int64_t>& parameters, std::optional<int> modifier);
-  /// Whether what is written through `param.data`, which torch does not count, would be missed without watch_data().
-  [[nodiscard]] bool watches_data() const noexcept;
-  /// Somebody takes a parameter's `.data`: the next look at edits compares its values. Nothing for one that is not
-  /// whole.
-  void watch_data(std::int64_t parameter);
   /// Whether parameters may be away when step() has returned.
   [[nodiscard]] bool overlaps() const noexcept { return parts_ != nullptr && parts_->overlap != nullptr; }
   /// Whether the caller should tell units apart by tick_forward().
@@ -241,7 +236,6 @@ class EngineCore {
   void require_same(const at::Tensor& value, const std::string& what);
   void take_edits(bool take_replaced);
   void keep_edits(const std::vector<int>& parameters);
-  [[nodiscard]] std::vector<int> take_data_edits();
   [[nodiscard]] bool is_trained(const EngineInputs& inputs, std::size_t parameter) const;
   [[nodiscard]] std::vector<std::size_t> number_parameters(const EngineInputs& inputs, PartsOptions& options);
   [[nodiscard]] std::vector<int> managed(const std::vector<std::int64_t>& parameters) const;
@@ -318,7 +312,6 @@ class EngineCore {
   std::set<int> edited_;                         ///< Parameters that somebody wrote into since the last step.
   std::map<int, std::int64_t> edited_bits_;      ///< Fingerprints of those that no rank has whole when it steps.
   std::map<int, std::int64_t> watched_bits_;     ///< Fingerprints of held parameters as they were.
-  std::map<int, std::int64_t> data_bits_;        ///< Of those whose `.data` somebody took since the last look.
   LossScaler scaler_;
   Counters counters_;
   std::int64_t micro_in_window_ = 0;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -201,47 +200,8 @@ void EngineCore::take_edits(bool take_replaced) {
   std::vector<int> edited = parts_->parameters->take_edits(take_replaced);
   const std::vector<int> at_rest = parts_->residence->take_edited();
   edited.insert(edited.end(), at_rest.begin(), at_rest.end());
-  const std::vector<int> uncounted = take_data_edits();
-  edited.insert(edited.end(), uncounted.begin(), uncounted.end());
-  std::sort(edited.begin(), edited.end());
-  edited.erase(std::unique(edited.begin(), edited.end()), edited.end());
   edited_.insert(edited.begin(), edited.end());
   keep_edits(edited);
-}
-
-// An fp32 master on the device is the parameter itself. Where an update may be under way, a look would have to wait.
-bool EngineCore::watches_data() const noexcept {
-  return parts_ != nullptr && !overlaps() &&
-         (config_.zero.optimizer_home != Home::kDevice || config_.dtype != Dtype::kFp32);
-}
-
-void EngineCore::watch_data(std::int64_t parameter) {
-  if (closed_ || !watches_data() || update_) {
-    return;
-  }
-  const int index = managed_of_.at(static_cast<std::size_t>(parameter));
-  if (index >= 0 && !data_bits_.contains(index) &&
-      parts_->parameters->has_memory(parts_->model_layout->bucket_of(index))) {
-    data_bits_[index] = bits_of({index}).front();
-  }
-}
-
-std::vector<int> EngineCore::take_data_edits() {
-  std::vector<int> watched;
-  for (const auto& [parameter, bits] : data_bits_) {
-    if (parts_->parameters->has_memory(parts_->model_layout->bucket_of(parameter))) {
-      watched.push_back(parameter);
-    }
-  }
-  const std::vector<std::int64_t> bits = bits_of(watched);
-  std::vector<int> edited;
-  for (std::size_t i = 0; i < watched.size(); ++i) {
-    if (bits[i] != data_bits_[watched[i]]) {
-      edited.push_back(watched[i]);
-    }
-  }
-  data_bits_.clear();
-  return edited;
 }
 
 // Values that somebody wrote rest, and become the master weights of what is trained.

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace pannier {
 namespace {
@@ -47,40 +46,12 @@ at::Tensor fingerprint(const at::Tensor& words, const at::Tensor& factors) {
   return sum;
 }
 
-// The same for memory of the host, in one pass: torch's would be one an operation.
-std::int64_t host_fingerprint(const char* data, std::size_t nbytes) {
-  std::uint64_t sum = 0;
-  std::uint64_t place = kStep;
-  const auto add = [&](std::uint64_t word) {
-    sum += mixed(word ^ place);
-    place += kStep;
-  };
-  std::uint64_t word = 0;
-  std::size_t at = 0;
-  for (; at + sizeof(word) <= nbytes; at += sizeof(word)) {
-    std::memcpy(&word, data + at, sizeof(word));
-    add(word);
-  }
-  if (at < nbytes) {
-    word = 0;
-    std::memcpy(&word, data + at, nbytes - at);
-    add(word);
-  }
-  return static_cast<std::int64_t>(sum);
-}
-
 }  // namespace
 
 std::vector<std::int64_t> fingerprints(const std::vector<at::Tensor>& flat) {
   const c10::NoGradGuard no_grad;
   std::vector<std::int64_t> result(flat.size());
   if (flat.empty()) {
-    return result;
-  }
-  if (flat.front().is_cpu()) {
-    std::transform(flat.begin(), flat.end(), result.begin(), [](const at::Tensor& tensor) {
-      return host_fingerprint(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
-    });
     return result;
   }
   const at::Tensor factors = weights(flat.front().device());

@@ -214,23 +214,6 @@ def backwards_of_the_callers_own_in_any_number(rank: int, world: int) -> None:
 
 
 @kin
-def weights_clipped_through_data(rank: int, world: int) -> None:
-    share, mean = mean_of(rank, world)
-    for cell in CELLS[:2]:
-        for dtype in ({}, {"bf16": {"enabled": True}}):
-            model = Dot((1.0,))
-            engine = start(model, settings(cell, opt=SGD, **dtype))
-            for _ in range(2):
-                engine.backward(engine(torch.tensor([share], dtype=model.w.dtype)))
-                engine.step()
-                model.w.data.clamp_(-0.5, 0.5)
-            engine.backward(engine(torch.tensor([share], dtype=model.w.dtype)))
-            engine.step()
-            assert weight(engine) == [-0.5 - mean]
-            engine.destroy()
-
-
-@kin
 def one_rank_reports_for_all(rank: int, world: int) -> None:
     reports = {"steps_per_print": 1, "wall_clock_breakdown": True} if rank == 0 else {}
     engine = start(Dot(), settings((2, "cpu"), **reports))

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
 import pannier
-from case_models import Dot, cfg, matrix, run, start, weight
+from case_models import Dot, cfg, run, start, weight
 
 SGD = {"type": "SGD", "params": {"lr": 1.0}}
 
@@ -101,72 +101,3 @@ def test_parameters_between_each_other_share_nothing() -> None:
     engine.backward(engine())
     engine.step()
     assert model.p.tolist() == [[-1.0, 0.0], [3.0, 4.0]] and model.q.tolist() == [[0.0, 1.0], [4.0, 5.0]]
-
-
-class Clipped(Dot):
-    """Clips its weight itself, in forward or not."""
-
-    def __init__(self, in_forward: bool) -> None:
-        super().__init__((1.0, 2.0))
-        self.in_forward = in_forward
-
-    def clip(self) -> None:
-        self.w.data.clamp_(-0.5, 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.in_forward:
-            self.clip()
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("in_forward", [True, False])
-@pytest.mark.parametrize("dtype", [{}, {"bf16": {"enabled": True}}])
-def test_what_is_written_through_data_counts(in_forward: bool, dtype: dict[str, Any]) -> None:
-    for stage, dev in matrix():
-        model, plain = Clipped(in_forward), Clipped(in_forward)
-        engine = start(model, cfg(stage=stage, dev=dev, opt=SGD, **dtype))
-        reference = torch.optim.SGD(plain.parameters(), lr=1.0)
-        for _ in range(3):
-            x = torch.tensor([1.0, 0.0625])
-            engine.backward(engine(x.to(model.w.dtype)))
-            engine.step()
-            reference.zero_grad()
-            plain(x).backward()
-            reference.step()
-            if not in_forward:
-                model.clip()
-                plain.clip()
-        assert weight(engine) == plain.w.tolist(), (stage, dev)
-        engine.destroy()
-
-
-def test_a_look_at_data_leaves_masters_as_they_are() -> None:
-    for stage, dev in matrix():
-        masters = []
-        for looks in (False, True):
-            model = Dot((1.0, 2.0))
-            engine = start(model, cfg(stage=stage, dev=dev, gas=2, bf16={"enabled": True}))
-            x = torch.tensor([0.3, 0.7], dtype=torch.bfloat16)
-            for _ in range(6):
-                engine.backward(engine(x) * (model.w.data[0] if looks else model.w.detach()[0]))
-                engine.step()
-            masters.append(weight(engine))
-            engine.destroy()
-        assert masters[0] == masters[1], (stage, dev)
-
-
-def test_data_can_be_taken_at_any_time() -> None:
-    model = Dot((1.0, 2.0))
-    engine = start(model, cfg(opt=SGD))
-    seen = []
-    model.w.register_hook(lambda gradient: seen.append(model.w.data.sum().item()))
-    run(engine, [[1.0, 1.0]])
-    model.w.data = torch.full((2,), 4.0)
-    model.w.data.add_(1)
-    run(engine, [[1.0, 1.0]])
-    assert weight(engine) == [4.0, 4.0] and seen == [3.0, 10.0]
-    traced = torch.compile(lambda: model.w.data * 2, backend="eager", fullgraph=True)
-    assert traced().tolist() == [8.0, 8.0]
-    engine.destroy()
-    model.w.data.zero_()
-    assert model.w.tolist() == [0.0, 0.0]
