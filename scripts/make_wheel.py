@@ -18,7 +18,7 @@ import zipfile
 ROOT = pathlib.Path(__file__).parents[1]
 BUILD = ROOT / "build/dev"
 # What every Linux has, or torch brings.
-SYSTEM = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp)[.-]|libtorch|libc10|libcud|libnv|libnccl)")
+SYSTEM = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|gomp)[.-]|libtorch|libc10|libcud|libnv|libnccl)")
 
 
 def version() -> str:
