@@ -112,15 +112,12 @@ TEST_F(MoverTest, AnUrgentTransferGoesAheadOfWhatWaitsAndBetweenPiecesOfWhatRuns
   EXPECT_EQ(seen, expected);
 }
 
-/// The device gets there when the test says so.
+/// The device gets there when the test says so. Who waits for it is let through, as a host is that only tells a queue.
 class HandEvent final : public Event {
  public:
   [[nodiscard]] bool is_done() const override { return done_; }
-  void wait() const override { done_.wait(false); }
-  void reach() {
-    done_ = true;
-    done_.notify_all();
-  }
+  void wait() const override {}
+  void reach() { done_ = true; }
 
  private:
   std::atomic<bool> done_ = false;
@@ -176,7 +173,6 @@ TEST_F(MoverTest, OfTwoThatAreNotReadyTheEarlierGoesFirst) {
   go();
   later->wait_done();
   EXPECT_EQ(seen, (std::vector<void*>{&bytes_.to[0], &bytes_.to[10], &bytes_.to[20], &bytes_.to[30]}));
-  event->reach();
 }
 
 TEST_F(MoverTest, HoldingStopsNothingThatIsUrgent) {
