@@ -21,6 +21,7 @@ from pannier.optimizer import Optimizer
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
+
 @comm.told_to_all
 def initialize(
     args: Any = None,

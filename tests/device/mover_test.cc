@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <numeric>
 #include <stdexcept>
@@ -28,10 +29,23 @@ class MoverTest : public testing::Test {
   void hold() {
     device_.before_copy = [gate = go_.get_future().share()](Queue, void*, std::size_t) { gate.wait(); };
   }
+  /// The same, and notes where copies go and that the first has begun; `look` sees each before it waits.
+  void hold_and_note(std::function<void(const void* to)> look = [](const void*) {}) {
+    device_.before_copy = [this, look, gate = go_.get_future().share()](Queue, void* to, std::size_t) {
+      if (seen_.empty()) {
+        begun_.set_value();
+      }
+      look(to);
+      seen_.push_back(to);
+      gate.wait();
+    };
+  }
   void go() { go_.set_value(); }
 
   WatchedDevice device_;
   std::promise<void> go_;
+  std::promise<void> begun_;
+  std::vector<void*> seen_;
   Bytes bytes_{100};
 };
 
@@ -86,19 +100,11 @@ TEST_F(MoverTest, AHeldMoverIssuesNothingUntilItMayGoOn) {
 }
 
 TEST_F(MoverTest, AnUrgentTransferGoesAheadOfWhatWaitsAndBetweenPiecesOfWhatRuns) {
-  std::vector<void*> seen;
-  std::promise<void> begun;
-  device_.before_copy = [&, gate = go_.get_future().share()](Queue, void* to, std::size_t) {
-    if (seen.empty()) {
-      begun.set_value();
-    }
-    seen.push_back(to);
-    gate.wait();
-  };
+  hold_and_note();
   Mover mover(device_, Queue::kUp, {.piece_nbytes = 10});
   const TransferPtr first = mover.push({bytes_.run(0, 30)}, {});
   const TransferPtr second = mover.push({bytes_.run(30, 10)}, {});
-  begun.get_future().wait();
+  begun_.get_future().wait();
   const TransferPtr urgent = mover.push_urgent({bytes_.run(40, 60)}, {}, nullptr, "test", 0);
   go();
   urgent->wait_done();
@@ -109,7 +115,7 @@ TEST_F(MoverTest, AnUrgentTransferGoesAheadOfWhatWaitsAndBetweenPiecesOfWhatRuns
   for (const std::size_t begin : {0, 40, 50, 60, 70, 80, 90, 10, 20, 30}) {
     expected.push_back(&bytes_.to[begin]);
   }
-  EXPECT_EQ(seen, expected);
+  EXPECT_EQ(seen_, expected);
 }
 
 /// The device gets there when the test says so. Who waits for it is let through, as a host is that only tells a queue.
@@ -125,22 +131,15 @@ class HandEvent final : public Event {
 
 TEST_F(MoverTest, AnUrgentTransferStandsInNobodysWayBeforeItIsReady) {
   const auto event = std::make_shared<HandEvent>();
-  std::vector<void*> seen;
-  std::promise<void> begun;
-  device_.before_copy = [&, gate = go_.get_future().share()](Queue, void* to, std::size_t) {
-    if (seen.empty()) {
-      begun.set_value();
-    }
+  hold_and_note([&](const void* to) {
     if (to == &bytes_.to[20]) {
       event->reach();
     }
-    seen.push_back(to);
-    gate.wait();
-  };
+  });
   Mover mover(device_, Queue::kUp, {.piece_nbytes = 10});
   const TransferPtr first = mover.push({bytes_.run(0, 20)}, {});
   const TransferPtr second = mover.push({bytes_.run(20, 30)}, {});
-  begun.get_future().wait();
+  begun_.get_future().wait();
   const TransferPtr urgent = mover.push_urgent({bytes_.run(50, 50)}, {event}, nullptr, "test", 0);
   go();
   second->wait_done();
@@ -150,29 +149,21 @@ TEST_F(MoverTest, AnUrgentTransferStandsInNobodysWayBeforeItIsReady) {
   for (const std::size_t begin : {0, 10, 20, 50, 60, 70, 80, 90, 30, 40}) {
     expected.push_back(&bytes_.to[begin]);
   }
-  EXPECT_EQ(seen, expected);
+  EXPECT_EQ(seen_, expected);
 }
 
 TEST_F(MoverTest, OfTwoThatAreNotReadyTheEarlierGoesFirst) {
   const auto event = std::make_shared<HandEvent>();
-  std::vector<void*> seen;
-  std::promise<void> begun;
-  device_.before_copy = [&, gate = go_.get_future().share()](Queue, void* to, std::size_t) {
-    if (seen.empty()) {
-      begun.set_value();
-    }
-    seen.push_back(to);
-    gate.wait();
-  };
+  hold_and_note();
   Mover mover(device_, Queue::kUp, {});
   const TransferPtr first = mover.push({bytes_.run(0, 10)}, {});
-  begun.get_future().wait();
+  begun_.get_future().wait();
   const TransferPtr urgent = mover.push_urgent({bytes_.run(10, 10)}, {event}, nullptr, "test", 0);
   const TransferPtr other = mover.push({bytes_.run(20, 10)}, {event});
   const TransferPtr later = mover.push_urgent({bytes_.run(30, 10)}, {event}, nullptr, "test", 1);
   go();
   later->wait_done();
-  EXPECT_EQ(seen, (std::vector<void*>{&bytes_.to[0], &bytes_.to[10], &bytes_.to[20], &bytes_.to[30]}));
+  EXPECT_EQ(seen_, (std::vector<void*>{&bytes_.to[0], &bytes_.to[10], &bytes_.to[20], &bytes_.to[30]}));
 }
 
 TEST_F(MoverTest, HoldingStopsNothingThatIsUrgent) {

@@ -286,6 +286,8 @@ assert scale.grad.tolist() == [7, 7, 7]
 """
     )
     run("-m", "pannier.deepspeed", "train.py", cwd=tmp_path)
+
+
 def test_names_that_scripts_reach_without_importing(tmp_path: Path) -> None:
     (tmp_path / "ask.py").write_text(
         """

@@ -107,7 +107,7 @@ std::optional<std::string> CheckpointFolder::latest() const {
 void CheckpointFolder::set_latest(const std::string& tag) const {
   static_cast<void>(read_manifest(folder_.folder(tag)));
   folder_.sync();
-  const FolderLock lock(folder_);  // Saves under other tags write their own on the way.
+  const SealedFolderLock lock(folder_);  // Saves under other tags write their own on the way.
   folder_.write_text(kLatestName, tag);
 }
 
@@ -199,7 +199,7 @@ std::vector<std::string> CheckpointFolder::prune(int keep) const {
       continue;
     }
     const SealedFolder folder = folder_.folder(tag);
-    const std::optional<FolderLock> lock = FolderLock::unless_taken(folder);
+    const std::optional<SealedFolderLock> lock = SealedFolderLock::unless_taken(folder);
     if (!lock) {
       continue;  // It is being saved anew.
     }

@@ -33,7 +33,7 @@ OwnedFd open_again(int fd, const std::string& path) {
 bool is_plain_name(std::string_view name) noexcept {
   const auto plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           std::string_view("._-=+,@%:~()[]").find(c) != std::string_view::npos;
+           kPlainSigns.find(c) != std::string_view::npos;
   };
   return !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
          std::all_of(name.begin(), name.end(), plain);
@@ -97,7 +97,7 @@ SealedFolder::SealedFolder(const std::string& path)
 std::string SealedFolder::path_of(const std::string& name) const {
   if (!is_plain_name(name)) {
     throw ConfigError(
-        fmt::format("'{}' is no name for a file in '{}': letters, digits and ._-=+,@%:~()[] only", name, path_));
+        fmt::format("'{}' is no name for a file in '{}': letters, digits and {} only", name, path_, kPlainSigns));
   }
   return path_ + "/" + name;
 }
@@ -191,13 +191,13 @@ std::vector<std::string> SealedFolder::names() const {
   return names;
 }
 
-FolderLock::FolderLock(const SealedFolder& folder) : fd_(open_again(folder.fd_.get(), folder.path_)) {
+SealedFolderLock::SealedFolderLock(const SealedFolder& folder) : fd_(open_again(folder.fd_.get(), folder.path_)) {
   while (::flock(fd_.get(), LOCK_EX) != 0 && errno == EINTR) {
   }
 }
 
-std::optional<FolderLock> FolderLock::unless_taken(const SealedFolder& folder) {
-  FolderLock lock(open_again(folder.fd_.get(), folder.path_));
+std::optional<SealedFolderLock> SealedFolderLock::unless_taken(const SealedFolder& folder) {
+  SealedFolderLock lock(open_again(folder.fd_.get(), folder.path_));
   if (::flock(lock.fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return std::nullopt;
   }

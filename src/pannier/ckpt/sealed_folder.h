@@ -15,7 +15,10 @@
 
 namespace pannier::ckpt {
 
-/// Whether `name` consists of [A-Za-z0-9._=+,@%:~()[]-] only, at most 255 of them, and is neither "." nor "..".
+/// What names may hold besides letters and digits.
+inline constexpr std::string_view kPlainSigns = "._-=+,@%:~()[]";
+
+/// Whether `name` consists of letters, digits and kPlainSigns only, at most 255 of them, and is neither "." nor "..".
 [[nodiscard]] bool is_plain_name(std::string_view name) noexcept;
 
 /// Reads exactly `bytes.size()` bytes. Throws IoError naming `file`, offset and bytes; at the end of the file too.
@@ -53,7 +56,7 @@ class SealedFolder {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
  private:
-  friend class FolderLock;
+  friend class SealedFolderLock;
   SealedFolder(OwnedFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
   [[nodiscard]] std::string path_of(const std::string& name) const;
 
@@ -63,15 +66,15 @@ class SealedFolder {
 
 /// Keeps others who ask for it out of a folder: other processes of the machine, and other locks of this one. Move-only;
 /// ends with its process. Where a file system knows no such locks, everybody is let in.
-class FolderLock {
+class SealedFolderLock {
  public:
   /// Waits for whoever is in.
-  explicit FolderLock(const SealedFolder& folder);
+  explicit SealedFolderLock(const SealedFolder& folder);
   /// Nothing where somebody is in.
-  [[nodiscard]] static std::optional<FolderLock> unless_taken(const SealedFolder& folder);
+  [[nodiscard]] static std::optional<SealedFolderLock> unless_taken(const SealedFolder& folder);
 
  private:
-  explicit FolderLock(OwnedFd fd) : fd_(std::move(fd)) {}
+  explicit SealedFolderLock(OwnedFd fd) : fd_(std::move(fd)) {}
 
   OwnedFd fd_;
 };

@@ -103,15 +103,15 @@ void CheckpointSave::finish() {
 void CheckpointSave::agree(const CheckpointContents& contents) {
   const std::vector<std::string> said = done_by_all(parts_.ranks, "the tag of a checkpoint", [&] {
     if (!ckpt::is_plain_name(place_.tag)) {
-      throw ConfigError(
-          fmt::format("'{}' is no tag: letters, digits and ._-=+,@%:~()[] only, and 255 of them at most", place_.tag));
+      throw ConfigError(fmt::format("'{}' is no tag: letters, digits and {} only, and 255 of them at most", place_.tag,
+                                    ckpt::kPlainSigns));
     }
     if (place_.tag == ckpt::kLatestName) {
       throw ConfigError(fmt::format("'{}' is no tag: the file of that name says which one is", place_.tag));
     }
     make_folders(place_.folder + "/" + place_.tag);
     if (parts_.ranks.rank() == 0) {
-      lock_ = ckpt::FolderLock::unless_taken(ckpt::SealedFolder(place_.folder).folder(place_.tag));
+      lock_ = ckpt::SealedFolderLock::unless_taken(ckpt::SealedFolder(place_.folder).folder(place_.tag));
       if (!lock_) {
         throw IoError(fmt::format("save_checkpoint(): another engine or process is saving into '{}/{}', or removes it",
                                   place_.folder, place_.tag),

@@ -82,8 +82,8 @@ class CheckpointSave {
   SavePlace place_;
   std::string save_;  ///< Its name.
   std::string path_;
-  std::optional<ckpt::FolderLock> lock_;    ///< Rank 0's, of the tag's folder.
-  std::vector<std::uint64_t> buffer_sums_;  ///< Rank 0's.
+  std::optional<ckpt::SealedFolderLock> lock_;  ///< Rank 0's, of the tag's folder.
+  std::vector<std::uint64_t> buffer_sums_;      ///< Rank 0's.
   SavedContents contents_;
   std::unique_ptr<TextChannel> channel_;
   HostMemory spare_;  ///< For a few small buffers where the account has no room.

@@ -18,6 +18,16 @@
 namespace pannier {
 namespace {
 
+// An engine that ends can tell nobody but the log.
+template <class Action>
+void log_failure(const char* what, Action action) noexcept {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    log::warning(fmt::format("{}: {}", what, error.what()));
+  }
+}
+
 at::ScalarType scalar_type_of(Dtype dtype) {
   return dtype == Dtype::kFp32 ? at::kFloat : dtype == Dtype::kFp16 ? at::kHalf : at::kBFloat16;
 }
@@ -242,11 +252,7 @@ void EngineCore::close() noexcept {
     return;
   }
   closed_ = true;
-  try {
-    finish_checkpoint();
-  } catch (const std::exception& error) {
-    log::warning(fmt::format("the last checkpoint could not be written: {}", error.what()));
-  }
+  log_failure("the last checkpoint could not be written", [this] { finish_checkpoint(); });
   tracer_.close();
   route_planner_.reset();
   parts_.reset();
@@ -259,21 +265,14 @@ void EngineCore::close() noexcept {
 std::vector<HandedOver> EngineCore::close_and_hand_over() noexcept {
   std::vector<HandedOver> left;
   if (!closed_ && process_ == getpid() && parts_ != nullptr) {
-    try {
-      finish_checkpoint();
-    } catch (const std::exception& error) {
-      log::warning(fmt::format("the last checkpoint could not be written: {}", error.what()));
-    }
-    try {
+    log_failure("the last checkpoint could not be written", [this] { finish_checkpoint(); });
+    log_failure("the partitioned parameters of an engine that ends are lost", [&] {
       synchronize();
       if (const auto cap = std::exchange(cap_, std::nullopt)) {
         device_->remove_memory_cap(*cap);
       }
       left = hand_over(*parts_, managed_of_);
-    } catch (const std::exception& error) {
-      left.clear();
-      log::warning(fmt::format("the partitioned parameters of an engine that ends are lost: {}", error.what()));
-    }
+    });
   }
   close();
   return left;

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "pannier/base/error.h"
-#include "pannier/base/units.h"
 #include "pannier/engine/engine_core.h"
+#include "pannier/engine/tensor_span.h"
 
 namespace pannier {
 namespace {
@@ -24,13 +24,8 @@ struct Footprint {
 };
 
 Footprint footprint_of(const at::Tensor& parameter, std::size_t index) {
-  std::int64_t last = 0;
-  for (std::int64_t dim = 0; dim < parameter.dim(); ++dim) {
-    last += (parameter.size(dim) - 1) * parameter.stride(dim);
-  }
   const auto* begin = static_cast<const char*>(parameter.data_ptr());
-  return {begin, begin + nbytes_of(last + 1, static_cast<std::size_t>(parameter.element_size())), index,
-          !parameter.is_non_overlapping_and_dense()};
+  return {begin, begin + spanned_nbytes(parameter), index, !parameter.is_non_overlapping_and_dense()};
 }
 
 // The bytes of `parameter` in `bytes`, which stand for the memory from `begin` on.

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "pannier/base/units.h"
 #include "pannier/engine/engine_core.h"
+#include "pannier/engine/tensor_span.h"
 #include "pannier/zero/parts_plan.h"
 
 namespace pannier {
@@ -19,13 +19,9 @@ bool overlap(const at::Tensor& dense, const at::Tensor& other) {
   if (other.layout() != at::kStrided || !other.has_storage() || dense.numel() == 0 || other.numel() == 0) {
     return false;
   }
-  std::int64_t last = 0;
-  for (std::int64_t d = 0; d < other.dim(); ++d) {
-    last += (other.size(d) - 1) * other.stride(d);
-  }
   const auto* begin = static_cast<const char*>(dense.const_data_ptr());
   const auto* other_begin = static_cast<const char*>(other.const_data_ptr());
-  return begin < other_begin + nbytes_of(last + 1, other.element_size()) && other_begin < begin + dense.nbytes();
+  return begin < other_begin + spanned_nbytes(other) && other_begin < begin + dense.nbytes();
 }
 
 // Whether its bytes can be moved apart from everything else, and stand for it.

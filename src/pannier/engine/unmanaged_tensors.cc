@@ -11,6 +11,7 @@
 
 #include "pannier/base/error.h"
 #include "pannier/base/units.h"
+#include "pannier/engine/tensor_span.h"
 
 namespace pannier {
 namespace {
@@ -21,14 +22,6 @@ constexpr std::size_t kAlignment = 16;
 bool has_plain_bytes(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.numel() > 0 && !tensor.is_quantized() &&
          !tensor.is_conj() && !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
-}
-
-std::size_t spanned_nbytes(const at::Tensor& tensor) {
-  std::int64_t last = 0;
-  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
-    last += (tensor.size(d) - 1) * tensor.stride(d);
-  }
-  return nbytes_of(last + 1, tensor.element_size());
 }
 
 void move_alone(at::Tensor tensor, c10::Device target, at::ScalarType dtype) {
