@@ -262,6 +262,15 @@ def test_parameters_rest_in_shares_and_few_are_whole_at_once(world: int) -> None
                 assert peak <= 1.02 * resting + 4 * unit
 
 
+def test_parameters_have_left_the_device_when_initialize_returns() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256, bias=False) for _ in range(8)])
+    slow = settings(dtype="bf16", offload=True, param_offload=True, pannier={"stress_seed": 3})
+    engine, _, _, _ = pannier.initialize(model=model, config=slow)
+    left = engine.memory_stats()["device"]["by_owner"]["parameters"]["current"]
+    engine.destroy()
+    assert left == 0
+
+
 @program
 def access(rank: int, world: int, param_offload: str) -> Any:
     """Reading and writing a weight from outside: the right value, or an error that says what to do."""
