@@ -99,9 +99,10 @@ pool.starmapstar = starmapstar
 # Each rank of each test is a process of its own. They are forked from one that has imported this, since importing torch
 # takes longer than most tests. Ranks draw different random numbers from numpy, as if each had imported it.
 PRELOAD = """
-import os
+import gc, os
 import numpy, torch, deepspeed, unit.simple_model
 
+gc.freeze()
 os.register_at_fork(after_in_child=numpy.random.seed)
 """
 

@@ -1,5 +1,6 @@
 // What goes wrong between ranks, and what each of them is told.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
 #include "pannier/base/error.h"

@@ -1,6 +1,11 @@
 #include "pannier/comm/shard_exchange.h"
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <gmock/gmock.h>
 
 #include "tests/comm/run_ranks.h"

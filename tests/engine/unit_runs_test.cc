@@ -1,7 +1,12 @@
 // Stage 3 from C++: models that are built in shares, and whose parameters are whole only in the units that run.
 #include "pannier/engine/unit_runs.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -1,6 +1,7 @@
 #include "pannier/optim/tide_pilot.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include "tests/device/watched_device.h"

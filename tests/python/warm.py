@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import io
 import json
 import os
@@ -165,6 +166,8 @@ def _serve(connection: socket.socket) -> dict[str, object]:
 def _main() -> None:
     for name in _IMPORTED.split():
         __import__(name)
+    gc.collect()
+    gc.freeze()  # Else each process walks through all that was imported, and copies its pages, with every collection.
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]

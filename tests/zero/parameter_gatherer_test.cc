@@ -1,6 +1,8 @@
 #include "pannier/zero/parameter_gatherer.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 
 #include <ostream>

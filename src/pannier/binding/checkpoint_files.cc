@@ -1,6 +1,7 @@
 #include "pannier/binding/checkpoint_files.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 
 #include <string>

@@ -1,6 +1,7 @@
 #include "pannier/binding/comm_probe.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <chrono>
 #include <optional>

@@ -4,7 +4,8 @@
 //  - a wait for one message can be given up, so that no thread is left waiting in Gloo;
 //  - each message has its own tag, and a header that is checked before the message is received. A message longer than
 //    its buffer ends the process inside Gloo, and a shorter one is taken without a word.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,7 +1,8 @@
 // NCCL's operations run on streams, so nobody on the host waits for them here. What has not come to its end when its
 // time is over is found by the monitor's thread; aborting NCCL then ends the kernels that wait on the device, and the
 // host, should it be waiting for them, goes on to Communicator::check().
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>

@@ -1,6 +1,8 @@
 #include "pannier/comm/group_communicator.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <unistd.h>
 

@@ -1,6 +1,7 @@
 #include "pannier/comm/shard_exchange.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <utility>
 

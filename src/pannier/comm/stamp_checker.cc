@@ -1,6 +1,7 @@
 #include "pannier/comm/stamp_checker.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
 
 #include <cstring>
 

@@ -1,6 +1,8 @@
 // What an engine looks at before it changes anything: what it was given, whether the ranks agree, and whether there is
 // room.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

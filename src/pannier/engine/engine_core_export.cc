@@ -1,5 +1,5 @@
 // The model as others read it, straight from the engine.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 

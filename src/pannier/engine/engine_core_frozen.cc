@@ -1,6 +1,6 @@
 // Which parameters go into buckets, in which order: those that are trained, then, where parameters are partitioned,
 // frozen ones. Others are whole on the device, as the model's buffers are.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstddef>

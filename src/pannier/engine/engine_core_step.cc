@@ -1,5 +1,6 @@
 // Backward and step. The step reads like the paper: finish the reduction, look at the norm, decide once, update.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
 #include <chrono>

@@ -1,6 +1,7 @@
 #include "pannier/engine/handed_over.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <cstring>
 

@@ -1,8 +1,9 @@
 #include "pannier/engine/random_states.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <mutex>
 #include <string>

@@ -1,6 +1,6 @@
 #include "pannier/engine/saved_contents.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <utility>

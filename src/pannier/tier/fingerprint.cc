@@ -1,6 +1,9 @@
 #include "pannier/tier/fingerprint.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <c10/core/GradMode.h>
 

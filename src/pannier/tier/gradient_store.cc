@@ -1,6 +1,7 @@
 #include "pannier/tier/gradient_store.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
 #include <utility>

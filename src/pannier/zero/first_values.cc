@@ -1,6 +1,7 @@
 #include "pannier/zero/first_values.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 namespace pannier {

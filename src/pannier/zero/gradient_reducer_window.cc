@@ -1,5 +1,5 @@
 // The rest of a window: reading and replacing gradients before it ends, and what ranks agree on when it does.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <span>

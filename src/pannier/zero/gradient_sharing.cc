@@ -1,6 +1,6 @@
 #include "pannier/zero/gradient_sharing.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <deque>
 #include <utility>

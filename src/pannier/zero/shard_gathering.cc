@@ -1,6 +1,6 @@
 #include "pannier/zero/shard_gathering.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <utility>

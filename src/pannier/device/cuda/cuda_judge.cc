@@ -1,6 +1,7 @@
 #include "pannier/device/cuda/cuda_judge.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAGuard.h>
 
