@@ -1,10 +1,12 @@
 #include "pannier/hardware/rates.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <iterator>
@@ -35,8 +37,10 @@ struct Probes {
                   ++links;
                   return LinkRates{.up = 55e9, .down = 54e9, .up_both = 51e9, .down_both = 50e9, .device_copy = 4e12};
                 },
-            .copy_nbytes = kSmallCopy};
+            .copy_nbytes = kSmallCopy,
+            .root = root.path()};
   }
+  FakeRoot root;  ///< Says nothing: who else runs on this machine must not matter.
 };
 
 std::string text_of(const std::filesystem::path& path) {
@@ -83,7 +87,7 @@ TEST(CachedRates, MeasureAnewWhatIsDamagedForeignOrOld) {
   };
   for (const std::string& bad :
        {std::string(), std::string("{"), std::string("null"), std::string("[1]"), good.substr(0, good.size() / 2),
-        with("pannier-hardware", "other"), with("\"version\": 2", "\"version\": 0"), with("A CPU", "B CPU"),
+        with("pannier-hardware", "other"), with("\"version\": 3", "\"version\": 0"), with("A CPU", "B CPU"),
         with("\"up\": 55000000000.0", "\"up\": -1"), with("\"up\": 55000000000.0", "\"up\": \"fast\""),
         with("\"up\": 55000000000.0", "\"up\": 0"), with("\"up\": 55000000000.0", "\"up\": 1e300"),
         with("\"rates\"", "\"rated\""), std::string(100000, ' ') + good, std::string("\xff\xfe\0{", 4)}) {
@@ -98,8 +102,9 @@ TEST(CachedRates, MeasureAnewWhatIsDamagedForeignOrOld) {
 TEST(CachedRates, MeasureAnewWhatAnEarlierProbeCouldNot) {
   const FakeRoot folder;
   Probes counts;
-  (void)cached_rates(folder.path(), kMachine, {.copy_nbytes = kSmallCopy});
-  EXPECT_EQ(cached_rates(folder.path(), kMachine, {.copy_nbytes = kSmallCopy}).origin, RateOrigin::kCache);
+  (void)cached_rates(folder.path(), kMachine, {.copy_nbytes = kSmallCopy, .root = counts.root.path()});
+  EXPECT_EQ(cached_rates(folder.path(), kMachine, {.copy_nbytes = kSmallCopy, .root = counts.root.path()}).origin,
+            RateOrigin::kCache);
   EXPECT_EQ(cached_rates(folder.path(), kMachine, counts.probes()).origin, RateOrigin::kProbe);
 }
 
@@ -117,6 +122,57 @@ TEST(CachedRates, DoWithoutAFolderThatCanBeWritten) {
   std::filesystem::remove_all(file);
   ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
   EXPECT_EQ(cached_rates(folder.path(), kMachine, counts.probes()).origin, RateOrigin::kProbe);
+}
+
+// A machine of two cores, one of which others use for `busy` hundredths of a second while the update is measured.
+struct BusyMachine : Probes {
+  explicit BusyMachine(int hundredths) : busy(hundredths) {
+    root.write("proc/self/status", "Cpus_allowed_list:\t0-1\n");
+    pass(0, 0);
+  }
+  // Hundredths of a second that have gone by, and of which others were busy on one core.
+  void pass(int all, int busy_of_all) const {
+    root.write("proc/stat", fmt::format("cpu0 {} 0 0 {} 0 0 0 0 0 0\ncpu1 0 0 0 {} 0 0 0 0 0 0\n", busy_of_all,
+                                        all - busy_of_all, all));
+  }
+  RateProbes probes() {
+    RateProbes all = Probes::probes();
+    all.host_update = [this](double) {
+      ++updates;
+      pass(100, busy);
+      return 4e9;
+    };
+    return all;
+  }
+  int busy;
+};
+
+TEST(CachedRates, OfABusyMachineCountForAMinute) {
+  for (const int busy : {90, 1}) {
+    const FakeRoot folder;
+    BusyMachine counts(busy);
+    (void)cached_rates(folder.path(), kMachine, counts.probes());
+    EXPECT_EQ(cached_rates(folder.path(), kMachine, counts.probes()).origin, RateOrigin::kCache) << busy;
+    const auto file = rates_cache_file(folder.path(), kMachine);
+    std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) - std::chrono::minutes(2));
+    const bool is_quiet = busy < 10;
+    EXPECT_EQ(cached_rates(folder.path(), kMachine, counts.probes()).origin,
+              is_quiet ? RateOrigin::kCache : RateOrigin::kProbe);
+  }
+}
+
+TEST(CachedRates, AreMeasuredByOneOfSeveralProcesses) {
+  const FakeRoot folder;
+  std::atomic<int> measured = 0;
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      Probes counts;
+      measured += cached_rates(folder.path(), kMachine, counts.probes()).origin == RateOrigin::kProbe ? 1 : 0;
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(measured, 1);
 }
 
 TEST(CachedRates, AreWholeWhileSeveralProcessesWrite) {

@@ -1,11 +1,14 @@
 #include "pannier/hardware/rates.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -14,11 +17,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "pannier/base/error.h"
 #include "pannier/base/hash.h"
 #include "pannier/hardware/copy_bandwidth.h"
+#include "pannier/hardware/core_use.h"
 #include "pannier/hardware/host_info.h"
 
 namespace pannier {
@@ -29,7 +34,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "pannier-hardware";
 // Raised when the meaning of a rate or the way it is measured changes.
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 constexpr std::uintmax_t kMostFileBytes = 64 << 10;
 // No machine does more: such a number was not measured.
 constexpr double kMostRate = 1e16;
@@ -39,6 +44,12 @@ constexpr std::size_t kLeastCopyBytes = std::size_t{8} << 20;
 constexpr double kUpdateShare = 0.4;
 // Of the time: what each probe gets even where the machine was so slow that nothing is left. No time measures nothing.
 constexpr double kLeastShare = 0.1;
+// Of the cores that this process may use: where others left less, the rates are not those of the machine.
+constexpr double kQuiet = 0.85;
+// Rates of a busy machine count for as long: for the processes that started together.
+constexpr std::chrono::seconds kBusyRatesAge{60};
+// Another process measures for seconds; one that takes longer is not waited for.
+constexpr std::chrono::seconds kMostWait{10};
 
 constexpr std::array<std::pair<const char*, double LinkAndHostRates::*>, 7> kFields{
     {{"up", &LinkAndHostRates::up},
@@ -90,11 +101,44 @@ bool answers(const LinkAndHostRates& rates, const RateProbes& probes) {
          (!probes.links || (rates.up > 0.0 && rates.down > 0.0));
 }
 
+// Holds a folder against other processes that do so, for as long as this lives. Where it can't be had, work goes on.
+class HeldFolder {
+ public:
+  explicit HeldFolder(const fs::path& folder)
+      : descriptor_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    const auto end = std::chrono::steady_clock::now() + kMostWait;
+    while (descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK &&
+           std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+  ~HeldFolder() {
+    if (descriptor_ >= 0) {
+      ::close(descriptor_);
+    }
+  }
+  HeldFolder(const HeldFolder&) = delete;
+  HeldFolder& operator=(const HeldFolder&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+bool is_recent(const fs::path& path) {
+  std::error_code error;
+  const auto time = fs::last_write_time(path, error);
+  const auto age = fs::file_time_type::clock::now() - time;
+  return !error && age >= age.zero() && age < kBusyRatesAge;
+}
+
 std::optional<LinkAndHostRates> read_rates(const fs::path& path, const MachineIdentity& machine) {
   const auto text = read_small_file(path);
   const Json json = text ? Json::parse(*text, nullptr, false) : Json();
   if (!json.is_object() || json.value("format", Json()) != kFormat || json.value("version", Json()) != kVersion ||
       to_text(json.value("machine", Json()), -1) != to_text(identity_json(machine), -1)) {
+    return std::nullopt;
+  }
+  if (json.value("quiet", Json()) != true && !is_recent(path)) {
     return std::nullopt;
   }
   const Json stored = json.value("rates", Json());
@@ -110,16 +154,17 @@ std::optional<LinkAndHostRates> read_rates(const fs::path& path, const MachineId
 }
 
 // Writes beside the file and renames, so that a reader sees the old file or the new one whole.
-void write_rates(const fs::path& path, const MachineIdentity& machine, const LinkAndHostRates& rates) {
+void write_rates(const fs::path& path, const MachineIdentity& machine, const LinkAndHostRates& rates, bool quiet) {
   Json values = Json::object();
   for (const auto& [name, field] : kFields) {
     values[name] = rates.*field;
   }
-  const std::string text =
-      to_text({{"format", kFormat}, {"version", kVersion}, {"machine", identity_json(machine)}, {"rates", values}}, 2) +
-      "\n";
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
+  const Json file_json = {{"format", kFormat},
+                          {"version", kVersion},
+                          {"machine", identity_json(machine)},
+                          {"quiet", quiet},
+                          {"rates", values}};
+  const std::string text = to_text(file_json, 2) + "\n";
   std::string name = path.string() + ".XXXXXX";
   const int descriptor = ::mkstemp(name.data());
   if (descriptor < 0) {
@@ -186,16 +231,26 @@ fs::path rates_cache_file(const fs::path& folder, const MachineIdentity& machine
 }
 
 MeasuredRates cached_rates(const fs::path& folder, const MachineIdentity& machine, const RateProbes& probes) {
-  const fs::path path = folder.empty() ? fs::path() : rates_cache_file(folder, machine);
-  if (!path.empty()) {
-    if (const auto rates = read_rates(path, machine); rates && answers(*rates, probes)) {
-      return {*rates, RateOrigin::kCache};
-    }
+  if (folder.empty()) {
+    return {probe_rates(probes), RateOrigin::kProbe};
   }
+  const fs::path path = rates_cache_file(folder, machine);
+  const auto read = [&] {
+    const auto rates = read_rates(path, machine);
+    return rates && answers(*rates, probes) ? rates : std::nullopt;
+  };
+  if (const auto rates = read()) {
+    return {*rates, RateOrigin::kCache};
+  }
+  std::error_code error;
+  fs::create_directories(folder, error);
+  const HeldFolder held(folder);
+  if (const auto rates = read()) {  // Another process measured meanwhile.
+    return {*rates, RateOrigin::kCache};
+  }
+  const CoreUse use(probes.root);
   const LinkAndHostRates rates = probe_rates(probes);
-  if (!path.empty()) {
-    write_rates(path, machine, rates);
-  }
+  write_rates(path, machine, rates, use.cores_left() >= kQuiet * std::min(machine.num_cores, use.num_cores()));
   return {rates, RateOrigin::kProbe};
 }
 

@@ -42,6 +42,7 @@ struct RateProbes {
   std::function<LinkRates(double most_seconds)> links{};     ///< Of the device that this process trains on.
   double most_seconds = 2.0;                                 ///< For all together.
   std::size_t copy_nbytes = std::size_t{128} << 20;          ///< Of each of two buffers; less where memory is short.
+  std::filesystem::path root = "/";                          ///< Of /proc, which says how busy others are.
 };
 
 /// Measures now. Host memory that does not suffice for the copy leaves `dram` unknown; exceptions of a callback come
@@ -64,7 +65,8 @@ struct MeasuredRates {
 
 /// Reads this machine's rates from `folder`, or measures them and writes them there. A file that is damaged, older, of
 /// another machine, or without a rate that `probes` could measure, is measured anew; a folder that cannot be written
-/// is no error. Several processes may do so at once.
+/// is no error. Of several processes, such as the ranks of a node, one measures, and the others wait for it. Rates that
+/// were measured while other processes kept the cores busy count for those and are measured anew at a later start.
 [[nodiscard]] MeasuredRates cached_rates(const std::filesystem::path& folder, const MachineIdentity& machine,
                                          const RateProbes& probes);
 
