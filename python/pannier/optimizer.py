@@ -158,8 +158,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @state.setter
     def state(self, value: Any) -> None:
-        if value:
+        if value or self.__dict__.get("_is_bound"):
             raise UsageError("optimizer.state can't be assigned; use load_state_dict()")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError("an engine's optimizer can't be copied, pickled or saved; use optimizer.state_dict()")
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """The engine's `step()`."""

@@ -220,6 +220,8 @@ def test_engine_itself_does_not_copy_or_pickle() -> None:
     for verb in (copy.deepcopy, copy.copy, pickle.dumps, lambda it: torch.save(it, io.BytesIO())):
         with pytest.raises(pannier.ConfigError, match=r"engine\.module"):
             verb(engine)
+        with pytest.raises(pannier.ConfigError, match=r"optimizer\.state_dict"):
+            verb(engine.optimizer)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -326,6 +326,14 @@ def test_empty_saved_state_starts_anew(rule: str) -> None:
         assert torch.equal(left, right)
 
 
+@pytest.mark.parametrize("value", [{}, {"anything": 1}])
+def test_states_cannot_be_assigned(value: dict[str, int]) -> None:
+    """An empty dict starts torch's optimizers anew, and must not be passed over here."""
+    engine = pannier.initialize(model=Zoo(), config=config(OPTIMIZERS["AdamW"][0]))[0]
+    with pytest.raises(pannier.UsageError, match="load_state_dict"):
+        engine.optimizer.state = value
+
+
 def test_state_dict_of_torchs_own_sgd() -> None:
     model, plain = Zoo(), Zoo()
     reference = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1, momentum=0.9, dampening=0.5)
