@@ -190,7 +190,7 @@ def _from_hjson(text: str) -> str:
     except RecursionError:
         return text
     except ValueError:
-        if importlib.util.find_spec("hjson") is None:
+        if not text.strip() or importlib.util.find_spec("hjson") is None:  # Hjson takes nothing at all for no keys.
             return text
         hjson = importlib.import_module("hjson")
         try:

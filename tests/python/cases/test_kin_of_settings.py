@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import collections
 import enum
+import importlib.machinery
 import json
 import logging
 import math
 import pathlib
+import sys
 import types
 from typing import Any
 
@@ -65,6 +67,16 @@ def test_text_that_is_neither_says_so() -> None:
         start(Dot(), '{"zero_optimization": ')
     with pytest.raises(pannier.ConfigError, match="neither a file that exists nor JSON"):
         start(Dot(), "no/such/file.json")
+
+
+@pytest.mark.parametrize("has_hjson", [False, True])
+def test_file_that_is_empty_says_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, has_hjson: bool) -> None:
+    hjson = types.ModuleType("hjson")
+    hjson.loads = lambda text: {}  # type: ignore[attr-defined]
+    hjson.__spec__ = importlib.machinery.ModuleSpec("hjson", None)
+    monkeypatch.setitem(sys.modules, "hjson", hjson if has_hjson else None)
+    with pytest.raises(pannier.ConfigError, match="ds.json.*the text is empty"):
+        start(Dot(), written(tmp_path / "ds.json", " \n"))
 
 
 class Foreign(collections.abc.Sequence):  # type: ignore[type-arg]
