@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "pannier/hardware/kernel_text.h"
 
@@ -28,24 +27,19 @@ double own_seconds() {
   return seconds(use.ru_utime) + seconds(use.ru_stime);
 }
 
-std::vector<int> allowed_cores(const std::filesystem::path& root) {
-  const std::string status = read_kernel_text(root / "proc/self/status").value_or("");
-  for (const auto line : split_at(status, '\n')) {
-    constexpr std::string_view kName = "Cpus_allowed_list:";
-    if (line.starts_with(kName)) {
-      return parse_id_list(line.substr(kName.size()));
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
-CoreUse::CoreUse(std::filesystem::path root) : root_(std::move(root)), begin_(read()), own_begin_s_(own_seconds()) {}
+CoreUse::CoreUse(std::filesystem::path root) : root_(std::move(root)), own_begin_s_(own_seconds()) {
+  const std::map<int, Ticks> all = read();
+  for (const int core : allowed_cores(root_)) {
+    if (const auto it = all.find(core); it != all.end()) {
+      begin_.insert(*it);
+    }
+  }
+}
 
 std::map<int, CoreUse::Ticks> CoreUse::read() const {
   const std::string text = read_kernel_text(root_ / "proc/stat").value_or("");
-  const std::vector<int> allowed = allowed_cores(root_);
   std::map<int, Ticks> cores;
   for (const auto line : split_at(text, '\n')) {
     const auto words = split_words(line);
@@ -53,7 +47,7 @@ std::map<int, CoreUse::Ticks> CoreUse::read() const {
       continue;
     }
     const auto number = parse_count(words[0].substr(3));
-    if (!number || std::find(allowed.begin(), allowed.end(), static_cast<int>(*number)) == allowed.end()) {
+    if (!number) {  // All cores together.
       continue;
     }
     Ticks& ticks = cores[static_cast<int>(*number)];

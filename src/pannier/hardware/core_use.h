@@ -22,7 +22,7 @@ class CoreUse {
     std::size_t busy = 0;
     std::size_t all = 0;
   };
-  [[nodiscard]] std::map<int, Ticks> read() const;
+  [[nodiscard]] std::map<int, Ticks> read() const;  ///< Of all cores.
 
   std::filesystem::path root_;
   std::map<int, Ticks> begin_;  ///< By the core's number.

@@ -28,19 +28,6 @@ std::size_t process_limit(std::string_view limits, std::string_view name) {
   return kUnlimitedBytes;
 }
 
-// The rest of the first line that begins with `name`, after the colon.
-std::string_view line_value(std::string_view text, std::string_view name) {
-  for (const auto line : split_at(text, '\n')) {
-    const auto colon = line.find(':');
-    if (colon == std::string_view::npos || line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1) != name) {
-      continue;
-    }
-    const auto value = line.substr(colon + 1);
-    return value.substr(std::min(value.find_first_not_of(" \t"), value.size()));
-  }
-  return {};
-}
-
 void read_processor(const fs::path& root, HostInfo& host) {
   const auto text = read_kernel_text(root / "proc/cpuinfo").value_or("");
   host.cpu_model = line_value(text, "model name");
@@ -55,12 +42,8 @@ void read_processor(const fs::path& root, HostInfo& host) {
   }
 }
 
-void read_cores(const fs::path& root, std::string_view status, double cpu_quota, HostInfo& host) {
-  auto cores = parse_id_list(line_value(status, "Cpus_allowed_list"));
-  if (cores.empty()) {
-    cores = parse_id_list(read_kernel_text(root / "sys/devices/system/cpu/online").value_or(""));
-  }
-  host.affinity_cores = std::max(1, static_cast<int>(cores.size()));
+void read_cores(const fs::path& root, double cpu_quota, HostInfo& host) {
+  host.affinity_cores = std::max(1, static_cast<int>(allowed_cores(root).size()));
   host.cpu_quota = cpu_quota;
   const auto within_quota = std::min(std::floor(cpu_quota), static_cast<double>(host.affinity_cores));
   host.usable_cores = std::max(1, static_cast<int>(within_quota));
@@ -152,7 +135,7 @@ HostInfo probe_host(const fs::path& root) {
   const auto status = read_kernel_text(root / "proc/self/status").value_or("");
   host.memory = probe_memory(root);
   read_processor(root, host);
-  read_cores(root, status, probe_cgroup(root).cpu_quota, host);
+  read_cores(root, probe_cgroup(root).cpu_quota, host);
   read_numa_nodes(root, status, host);
   read_huge_pages(root, host);
   const auto release = read_kernel_text(root / "proc/sys/kernel/osrelease").value_or("");

@@ -85,6 +85,18 @@ std::optional<std::size_t> find_field(std::string_view text, std::string_view na
   return std::nullopt;
 }
 
+std::string_view line_value(std::string_view text, std::string_view name) {
+  for (const auto line : split_at(text, '\n')) {
+    const auto colon = line.find(':');
+    if (colon == std::string_view::npos || line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1) != name) {
+      continue;
+    }
+    const auto value = line.substr(colon + 1);
+    return value.substr(std::min(value.find_first_not_of(" \t"), value.size()));
+  }
+  return {};
+}
+
 std::vector<int> parse_id_list(std::string_view text) {
   std::vector<int> ids;
   for (const auto part : split_at(trim(text), ',')) {
@@ -99,6 +111,12 @@ std::vector<int> parse_id_list(std::string_view text) {
     }
   }
   return ids;
+}
+
+std::vector<int> allowed_cores(const std::filesystem::path& root) {
+  const std::string status = read_kernel_text(root / "proc/self/status").value_or("");
+  std::vector<int> cores = parse_id_list(line_value(status, "Cpus_allowed_list"));
+  return cores.empty() ? parse_id_list(read_kernel_text(root / "sys/devices/system/cpu/online").value_or("")) : cores;
 }
 
 }  // namespace pannier

@@ -27,7 +27,14 @@ namespace pannier {
 /// The number that follows `name` in lines such as "MemTotal:  24684084 kB", in bytes where the unit is kB.
 [[nodiscard]] std::optional<std::size_t> find_field(std::string_view text, std::string_view name);
 
+/// The rest of the first line that begins with `name`, after the colon and the spaces there; empty without one.
+[[nodiscard]] std::string_view line_value(std::string_view text, std::string_view name);
+
 /// The numbers of a list such as "0-3,8"; parts that are not numbers are left out.
 [[nodiscard]] std::vector<int> parse_id_list(std::string_view text);
+
+/// The numbers of the cores that this process may run on, below the folder `root`; those that are online where its
+/// affinity is not known.
+[[nodiscard]] std::vector<int> allowed_cores(const std::filesystem::path& root);
 
 }  // namespace pannier

@@ -84,9 +84,7 @@ void UpdatePipeline::initialize() {
       }
     });
     states.close();
-    parts_.residence.keep(b);
-    parts_.residence.let_rest(b);
-    parts_.residence.settle(b);  // The device holds one bucket of them at a time, however slow the way down is.
+    parts_.residence.put_to_rest(b);
   }
 }
 

@@ -42,6 +42,13 @@ class ParameterResidence {
   virtual void keep(int bucket) = 0;
   /// Takes a bucket apart again, unless somebody else needs it whole.
   virtual void let_rest(int bucket) = 0;
+  /// keep(), let_rest() and settle(). For one bucket after the other: the device holds one of them at a time, however
+  /// slow the way off it is.
+  void put_to_rest(int bucket) {
+    keep(bucket);
+    let_rest(bucket);
+    settle(bucket);
+  }
   /// Parameters that were edited while they were whole, since the last call, in buckets that are whole no more.
   [[nodiscard]] virtual std::vector<int> take_edited() = 0;
 };

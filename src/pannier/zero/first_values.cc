@@ -32,9 +32,7 @@ void place_frozen(Parts& parts, Communicator& communicator) {
         communicator.broadcast(flat, 0);
       }
     });
-    parts.residence->keep(b);
-    parts.residence->let_rest(b);
-    parts.residence->settle(b);  // The device holds one bucket of them at a time.
+    parts.residence->put_to_rest(b);
   }
 }
 
